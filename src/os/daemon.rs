@@ -1,0 +1,70 @@
+//! What a program does that runs for long: signals that end it, limits, going to the background. For programs only; a
+//! library must not do these things to its host.
+
+use crate::base::{Error, Result, Status};
+use nix::unistd::ForkResult;
+use std::fs;
+use std::os::fd::AsFd;
+
+/// Lets this process open as many files as it may (the soft limit becomes the hard one).
+pub fn raise_file_limit() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
+        && soft < hard
+    {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+    }
+}
+
+/// Blocks SIGINT, SIGTERM and SIGHUP in this thread and those that it starts later, and calls `act` on a thread of its
+/// own when one of them comes.
+pub fn on_termination(act: impl Fn() + Send + 'static) -> Result<()> {
+    use nix::sys::signal::{SigSet, Signal};
+    let set: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect();
+    set.thread_block().map_err(|e| Error::io("pthread_sigmask", e))?;
+    let watch = move || {
+        while set.wait().is_ok() {
+            act();
+        }
+    };
+    std::thread::Builder::new().name("lw-signals".into()).spawn(watch).map_err(|e| Error::io("thread", e))?;
+    Ok(())
+}
+
+/// A pipe, close-on-exec: reading end, writing end.
+pub fn pipe() -> Result<(fs::File, fs::File)> {
+    let (read, write) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).map_err(|e| Error::io("pipe2", e))?;
+    Ok((read.into(), write.into()))
+}
+
+/// Which of the two processes this is, after [`fork_to_background`].
+#[derive(Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The one that was started: it should wait for word from the other, then end.
+    Starter,
+    /// The one that goes on, in a session of its own, its standard streams at `/dev/null`, in the root directory.
+    Background,
+}
+
+/// Splits a program that has only its main thread. Refused where there are more, because these, and the locks that
+/// they hold, would be missing in the child.
+pub fn fork_to_background() -> Result<Side> {
+    let threads = fs::read_dir("/proc/self/task").map_err(|e| Error::io("/proc/self/task", e))?.count();
+    if threads != 1 {
+        return Err(Error::new(Status::Unsupported, format!("fork: the process has {threads} threads; expected one")));
+    }
+    // SAFETY: this is the only thread (checked above), so the child lacks no thread that holds a lock.
+    match unsafe { nix::unistd::fork() }.map_err(|e| Error::io("fork", e))? {
+        ForkResult::Parent { .. } => Ok(Side::Starter),
+        ForkResult::Child => {
+            nix::unistd::setsid().map_err(|e| Error::io("setsid", e))?;
+            nix::unistd::chdir("/").map_err(|e| Error::io("chdir /", e))?;
+            let null = fs::File::options().read(true).write(true).open("/dev/null").map_err(|e| Error::io("/dev/null", e))?;
+            let said = |e| Error::io("dup2", e);
+            nix::unistd::dup2_stdin(null.as_fd()).map_err(said)?;
+            nix::unistd::dup2_stdout(null.as_fd()).map_err(said)?;
+            nix::unistd::dup2_stderr(null.as_fd()).map_err(said)?;
+            Ok(Side::Background)
+        }
+    }
+}
