@@ -63,7 +63,7 @@ pub enum FromBroker {
         /// Which broker this is: random, new with each process.
         epoch: u64,
     },
-    /// To a student, with `[pidfd, bell]`: give this worker a seat.
+    /// To a student, with `[bell, pidfd]`: give this worker a seat.
     Seat {
         /// Who.
         worker: Box<WorkerIntro>,

@@ -77,6 +77,15 @@ pub fn peer(fd: BorrowedFd<'_>) -> Result<Credentials> {
     Ok(Credentials { pid: u32::try_from(c.pid()).unwrap_or(0), uid: c.uid() })
 }
 
+/// A handle of the process on the other side, where the kernel can give one (Linux 6.5; before, by its number) and that
+/// process still lives.
+pub fn peer_pidfd(fd: BorrowedFd<'_>) -> Option<OwnedFd> {
+    getsockopt(&fd, sockopt::PeerPidfd).ok().or_else(|| {
+        let pid = peer(fd).ok()?.pid;
+        (pid != 0).then(|| super::process::pidfd_of(pid).ok()).flatten()
+    })
+}
+
 /// Ends the connection in both directions for every process that holds it, forked children too.
 pub fn shutdown(fd: BorrowedFd<'_>) {
     let _ = nix_shutdown(fd.as_raw_fd(), Shutdown::Both);

@@ -79,11 +79,6 @@ impl Groups {
         }
         Ok(admitted)
     }
-
-    /// Whether a group is remembered.
-    pub fn contains(&self, name: &str) -> bool {
-        self.groups.contains_key(name)
-    }
 }
 
 fn new_page(name: &str) -> Result<Arc<OwnedFd>> {

@@ -315,7 +315,7 @@ impl Registry {
         }
         let Intro::Worker(intro, _) = &w.intro else { unreachable!("pairs are (student, worker)") };
         let seat = FromBroker::Seat { worker: Box::new(intro.clone()) };
-        out.push(Effect::Tell(s.connection, seat, vec![w.pidfd.clone(), w.memory.clone()]));
+        out.push(Effect::Tell(s.connection, seat, vec![w.memory.clone(), w.pidfd.clone()]));
         self.pairs.insert((student, worker), Pair::Asked { again });
     }
 

@@ -1,0 +1,4 @@
+//! The exchange's control plane from the outside: brokers as programs, students and workers as handles.
+
+mod registration;
+mod support;
