@@ -123,7 +123,10 @@ pub fn is_ours(endpoint: &str) -> Result<bool> {
     let Ok(meta) = fs::symlink_metadata(&path) else { return Ok(false) };
     if meta.uid() != host::uid() {
         let (theirs, ours) = (meta.uid(), host::uid());
-        return Err(Error::new(Status::Refused, format!("{} belongs to user {theirs}, not to this one ({ours}): use your own directory (LANEWAY_DIR)", path.display())));
+        return Err(Error::new(
+            Status::Refused,
+            format!("{} belongs to user {theirs}, not to this one ({ours}): use your own directory (LANEWAY_DIR)", path.display()),
+        ));
     }
     if !meta.file_type().is_socket() {
         return Err(Error::new(Status::Refused, format!("{} is not a socket", path.display())));

@@ -164,7 +164,10 @@ impl Message {
         }
         let body = frames.next().unwrap_or_default();
         if body.len() != length || !(2..=3).contains(&count) {
-            return corrupt(correlation, format!("{count} frames with a body of {} bytes; the header promised {length}, in 2 or 3 frames", body.len()));
+            return corrupt(
+                correlation,
+                format!("{count} frames with a body of {} bytes; the header promised {length}, in 2 or 3 frames", body.len()),
+            );
         }
         Ok(Message { kind, session: word(8), correlation, body, blob: frames.next() })
     }
@@ -243,8 +246,26 @@ impl From<Failure> for Error {
 pub fn status_from_number(number: i32) -> Status {
     use Status::*;
     const ALL: [Status; 20] = [
-        InvalidArgument, Timeout, Interrupted, Forked, PeerDead, Closed, Panic, AbiMismatch, NoMemory, Io, Refused,
-        LayoutMismatch, TaskFailed, Corrupt, Unsupported, InUse, NotLeader, Stale, NotFound, Data,
+        InvalidArgument,
+        Timeout,
+        Interrupted,
+        Forked,
+        PeerDead,
+        Closed,
+        Panic,
+        AbiMismatch,
+        NoMemory,
+        Io,
+        Refused,
+        LayoutMismatch,
+        TaskFailed,
+        Corrupt,
+        Unsupported,
+        InUse,
+        NotLeader,
+        Stale,
+        NotFound,
+        Data,
     ];
     ALL.into_iter().find(|s| *s as i32 == number).unwrap_or(Refused)
 }

@@ -197,7 +197,52 @@ impl Drop for Mapping {
     }
 }
 
-/// Creates a named file of `len` reserved bytes with mode 0600; refuses one that exists.
+/// Private memory aligned to 64 bytes, for samples that cannot be used where they lie.
+#[derive(Default)]
+pub struct AlignedBuf {
+    lines: Vec<Line>,
+    len: usize,
+}
+
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+struct Line([u8; 64]);
+
+impl AlignedBuf {
+    /// `len` zero bytes.
+    pub fn new(len: usize) -> AlignedBuf {
+        AlignedBuf { lines: vec![Line([0; 64]); len.div_ceil(64)], len }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True if it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// First byte.
+    pub fn start(&self) -> *mut u8 {
+        self.lines.as_ptr().cast_mut().cast()
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: `lines` holds at least `len` initialised bytes.
+        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len) }
+    }
+
+    /// The bytes, writable.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: `lines` holds at least `len` initialised bytes and is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }
+    }
+}
+
+/// Creates an empty named file with mode 0600; refuses one that exists.
 pub fn create_file(path: &Path) -> Result<OwnedFd> {
     use std::os::unix::fs::OpenOptionsExt;
     let file = std::fs::OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).custom_flags(libc::O_NOFOLLOW).open(path);

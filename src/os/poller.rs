@@ -58,7 +58,8 @@ impl Poller {
             }
         };
         let gone = EpollFlags::EPOLLIN | EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR;
-        let seen = |e: &EpollEvent| Ready { token: e.data(), readable: e.events().intersects(gone), writable: e.events().contains(EpollFlags::EPOLLOUT) };
+        let seen =
+            |e: &EpollEvent| Ready { token: e.data(), readable: e.events().intersects(gone), writable: e.events().contains(EpollFlags::EPOLLOUT) };
         events[..n].iter().map(seen).collect()
     }
 

@@ -232,7 +232,9 @@ impl Doors {
         if std::mem::take(&mut self.paused) {
             self.poller.modify(&self.listener, LISTENER, true, false);
         }
-        let old = |(token, open): (&u64, &Open)| (now.duration_since(open.since) > STRANGER_PATIENCE && !is_registered(Connection(*token))).then_some(*token);
+        let old = |(token, open): (&u64, &Open)| {
+            (now.duration_since(open.since) > STRANGER_PATIENCE && !is_registered(Connection(*token))).then_some(*token)
+        };
         for token in self.open.iter().filter_map(old).collect::<Vec<_>>() {
             self.close(Connection(token));
         }

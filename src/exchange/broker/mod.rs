@@ -122,7 +122,8 @@ impl Broker {
             drop(std::mem::replace(&mut *phase, Phase::Ended));
             return;
         }
-        let (phase, waited) = self.state.ended.wait_timeout_while(phase, STOP_PATIENCE, |p| matches!(p, Phase::Running)).unwrap_or_else(|e| e.into_inner());
+        let (phase, waited) =
+            self.state.ended.wait_timeout_while(phase, STOP_PATIENCE, |p| matches!(p, Phase::Running)).unwrap_or_else(|e| e.into_inner());
         drop(phase);
         if waited.timed_out() {
             return tracing::error!("the broker has not stopped within {STOP_PATIENCE:?}");

@@ -70,7 +70,8 @@ impl Models {
         let (id_bytes, config_bytes) = (ask.id_bytes as usize, ask.config_bytes.map(|n| n as usize));
         if let Some(known) = group.whole.get(&ask.generation) {
             let at = ask.offset as usize;
-            let same = known.id_bytes == id_bytes && known.config_bytes == config_bytes && known.bytes.get(at..).is_some_and(|b| b.starts_with(piece));
+            let same =
+                known.id_bytes == id_bytes && known.config_bytes == config_bytes && known.bytes.get(at..).is_some_and(|b| b.starts_with(piece));
             return match same {
                 true => Ok(Progress { have: (at + piece.len()) as u64, news: false }),
                 false => said(Status::InUse, "another model was set under this number; a generation never changes".into()),

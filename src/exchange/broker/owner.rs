@@ -51,7 +51,8 @@ impl Owner {
     /// This process, owning these endpoints.
     fn this_process(endpoints: &Endpoints, door: &Path) -> Result<Owner> {
         let pid = process::pid();
-        let start_time = process::start_time(pid).ok_or_else(|| Error::new(Status::Unsupported, "/proc/self/stat cannot be read; a broker needs /proc"))?;
+        let start_time =
+            process::start_time(pid).ok_or_else(|| Error::new(Status::Unsupported, "/proc/self/stat cannot be read; a broker needs /proc"))?;
         let mut sockets = vec![door.to_owned()];
         for (_, endpoint) in endpoints.all() {
             if let Address::Ipc(path) = Address::parse(endpoint)? {
@@ -115,7 +116,10 @@ impl Locked {
                     continue;
                 }
                 Err(TryLockError::WouldBlock) => {
-                    return Err(Error::new(Status::InUse, format!("owner file {} has been locked for {LOCK_PATIENCE:?} by a broker that starts or ends", path.display())));
+                    return Err(Error::new(
+                        Status::InUse,
+                        format!("owner file {} has been locked for {LOCK_PATIENCE:?} by a broker that starts or ends", path.display()),
+                    ));
                 }
                 Err(TryLockError::Error(e)) => return Err(said("lock", e)),
             }

@@ -290,7 +290,12 @@ impl Registry {
         peer.admitted = true;
         out.push(Effect::Tell(peer.connection, FromBroker::Joined { epoch: self.epoch }, fds));
         let is_student = matches!(peer.intro, Intro::Student(..));
-        let mut others: Vec<_> = self.peers.iter().filter(|(_, p)| p.admitted && matches!(p.intro, Intro::Student(..)) != is_student).map(|(u, p)| (p.number, *u)).collect();
+        let mut others: Vec<_> = self
+            .peers
+            .iter()
+            .filter(|(_, p)| p.admitted && matches!(p.intro, Intro::Student(..)) != is_student)
+            .map(|(u, p)| (p.number, *u))
+            .collect();
         others.sort_unstable();
         for (_, other) in others {
             let (student, worker) = if is_student { (uuid, other) } else { (other, uuid) };
@@ -320,7 +325,14 @@ impl Registry {
     }
 
     /// A student has answered.
-    pub fn answered(&mut self, connection: Connection, worker: Uuid, answer: Result<u32, (i32, String)>, now: Instant, out: &mut Vec<Effect>) -> Result<()> {
+    pub fn answered(
+        &mut self,
+        connection: Connection,
+        worker: Uuid,
+        answer: Result<u32, (i32, String)>,
+        now: Instant,
+        out: &mut Vec<Effect>,
+    ) -> Result<()> {
         let unknown = || Error::new(Status::Corrupt, format!("an answer about worker {worker}, of which this peer was not asked"));
         let &student = self.connections.get(&connection).ok_or_else(unknown)?;
         let pair = self.pairs.get_mut(&(student, worker)).ok_or_else(unknown)?;
@@ -454,7 +466,10 @@ fn check_agree(student: &Intro, worker: &Intro) -> Result<()> {
         None if w.slot_size == wanted.nbytes() as u64 => {}
         None => {
             let (slot, bytes) = (w.slot_size, wanted.nbytes());
-            return Err(Error::new(Status::LayoutMismatch, format!("slot_size is {slot} for the worker, and a sample of the student's layout has {bytes} bytes")));
+            return Err(Error::new(
+                Status::LayoutMismatch,
+                format!("slot_size is {slot} for the worker, and a sample of the student's layout has {bytes} bytes"),
+            ));
         }
     }
     if !w.medium_kinds.contains(&s.medium.kind) {

@@ -9,7 +9,9 @@ use super::stats::{self, BrokerStats};
 use super::{BrokerOptions, Connection};
 use crate::base::{Error, Result, Status};
 use crate::exchange::door::{FromBroker, MAX_REPORT, ToBroker};
-use crate::exchange::wire::{self, Dead, Empty, GetModel, HelloOk, Introduction, Kind, Message, ModelHint, SetModel, SetModelOk, Stop, StopTarget, Unreadable};
+use crate::exchange::wire::{
+    self, Dead, Empty, GetModel, HelloOk, Introduction, Kind, Message, ModelHint, SetModel, SetModelOk, Stop, StopTarget, Unreadable,
+};
 use crate::os::event::Event as Wake;
 use crate::os::{host, process};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -98,10 +100,7 @@ impl Server {
 
     fn wait(&self, wake: &Wake, timeout: Duration) -> bool {
         let sockets = self.sockets();
-        let mut items = vec![
-            zmq::PollItem::from_fd(wake.as_fd().as_raw_fd(), zmq::POLLIN),
-            zmq::PollItem::from_fd(self.doors.raw_fd(), zmq::POLLIN),
-        ];
+        let mut items = vec![zmq::PollItem::from_fd(wake.as_fd().as_raw_fd(), zmq::POLLIN), zmq::PollItem::from_fd(self.doors.raw_fd(), zmq::POLLIN)];
         items.extend(sockets.routers.iter().map(|(_, s)| s.as_poll_item(zmq::POLLIN)));
         // An error (a signal) is as good as a time-out: every socket is looked at anyhow.
         let _ = zmq::poll(&mut items, timeout.as_millis() as i64 + 1);

@@ -51,11 +51,8 @@ impl Sockets {
         }
         let context = zmq::Context::new();
         let router = |side, endpoint: &str| bind(&context, zmq::ROUTER, endpoint).map(|socket| (side, socket));
-        let routers = [
-            router(Side::Frontend, &endpoints.frontend)?,
-            router(Side::Backend, &endpoints.backend)?,
-            router(Side::Control, &endpoints.control)?,
-        ];
+        let routers =
+            [router(Side::Frontend, &endpoints.frontend)?, router(Side::Backend, &endpoints.backend)?, router(Side::Control, &endpoints.control)?];
         let hints = bind(&context, zmq::PUB, &endpoints.control_pub)?;
         let door = Some(in_private(claim.door(), socket::listen)?);
         Ok(Sockets { routers, hints, door, _context: context })

@@ -240,7 +240,10 @@ impl Link {
     fn check_pid(&self) -> Result<()> {
         match process::pid() {
             pid if pid == self.pid => Ok(()),
-            pid => Err(Error::new(Status::Forked, format!("this handle belongs to process {}; this one ({pid}) is its forked child: make a new one", self.pid))),
+            pid => Err(Error::new(
+                Status::Forked,
+                format!("this handle belongs to process {}; this one ({pid}) is its forked child: make a new one", self.pid),
+            )),
         }
     }
 }
