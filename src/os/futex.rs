@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// Set by the kernel in a robust futex word when its owner's thread has died.
-pub const OWNER_DIED: u32 = libc::FUTEX_OWNER_DIED as u32;
+pub const OWNER_DIED: u32 = libc::FUTEX_OWNER_DIED;
 /// Set in a robust futex word so that the kernel wakes a waiter at the owner's death.
-pub const WAITERS: u32 = libc::FUTEX_WAITERS as u32;
+pub const WAITERS: u32 = libc::FUTEX_WAITERS;
 
 fn timespec(d: Duration) -> libc::timespec {
     libc::timespec { tv_sec: d.as_secs() as i64, tv_nsec: i64::from(d.subsec_nanos()) }

@@ -69,12 +69,14 @@ impl Seats {
             if left == 0 {
                 break;
             }
-            if seat.idle.is_idle() && seat.state() == SeatState::Taken && seat.idle.take() {
-                if let Some(occupant) = &self.read()[i] {
-                    futex::ring(occupant.bell.word());
-                    stats.rings.fetch_add(1, Ordering::Relaxed);
-                    left -= 1;
-                }
+            let asleep = seat.idle.is_idle() && seat.state() == SeatState::Taken && seat.idle.take();
+            if !asleep {
+                continue;
+            }
+            if let Some(occupant) = &self.read()[i] {
+                futex::ring(occupant.bell.word());
+                stats.rings.fetch_add(1, Ordering::Relaxed);
+                left -= 1;
             }
         }
     }

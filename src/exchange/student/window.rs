@@ -352,7 +352,7 @@ impl Window {
     fn note_duration(&mut self, inner: &Inner, nanos: u64) {
         self.durations[(self.known % DURATIONS as u64) as usize] = nanos;
         self.known += 1;
-        if self.known == KNOWN || self.known > KNOWN && self.known % 16 == 0 {
+        if self.known == KNOWN || self.known > KNOWN && self.known.is_multiple_of(16) {
             let n = (self.known as usize).min(DURATIONS);
             let mut sorted = self.durations;
             sorted[..n].sort_unstable();
