@@ -189,3 +189,26 @@ fn cancel_ends_a_wait_from_another_thread() {
         assert_eq!(wait.join().unwrap(), Status::Interrupted);
     });
 }
+
+#[test]
+fn a_student_closed_while_samples_are_held_gives_its_lane_to_the_next() {
+    let room = Room::new();
+    let _broker = room.broker();
+    let first = student(&room, 64, |o| (o.slot_count, o.prefetch) = (8, 7));
+    let w = worker(&room, 64, 1);
+    std::thread::scope(|s| {
+        s.spawn(|| serve(&w));
+        first.set_model(model("m"), patience()).unwrap();
+        let mut held = Vec::new();
+        first.next(1, &mut held, patience()).unwrap();
+        let hold = first.hold(held[0].slot, held[0].serial).unwrap();
+        first.close();
+        let second = student(&room, 64, |_| {});
+        assert_eq!(next(&second).step, 1);
+        verify(&held[0]);
+        drop(first);
+        verify(&held[0]);
+        drop(hold);
+        w.stop();
+    });
+}

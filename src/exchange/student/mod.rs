@@ -108,6 +108,7 @@ pub(crate) struct Inner {
     waiters: AtomicU32,
     cancelled: AtomicBool,
     closed: AtomicBool,
+    owns_lane: AtomicBool,
     model: Mutex<Option<(u64, Arc<Model>)>>,
     /// Rung when the sweeper has something to look at.
     sweep_word: AtomicU32,
@@ -186,6 +187,7 @@ impl Student {
             waiters: AtomicU32::new(0),
             cancelled: AtomicBool::new(false),
             closed: AtomicBool::new(false),
+            owns_lane: AtomicBool::new(false),
             model: Mutex::new(None),
             sweep_word: AtomicU32::new(0),
             watch_event: Event::new()?,
@@ -352,6 +354,7 @@ impl Student {
             self.inner.segment.hot().state.0.store(2, Ordering::SeqCst);
             self.inner.withdraw_all();
             self.inner.seats.ring_all();
+            self.inner.give_up();
         }
         futex::ring(&self.inner.segment.hot().bell.word);
         let link = self.link.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -378,20 +381,17 @@ impl Drop for Student {
     }
 }
 
-impl Drop for Inner {
-    fn drop(&mut self) {
-        if process::fork_depth() == self.forks {
-            if let Err(e) = self.medium.unlink() {
-                tracing::warn!("closing the medium: {e}");
-            }
-            if let Some(page) = self.group.get() {
-                page.disown_lane(self.lane);
-            }
+impl Inner {
+    /// What others may have from here on: the lane, and the medium's name. Memory stays as long as it is looked at.
+    fn give_up(&self) {
+        if let Some(page) = self.group.get().filter(|_| self.owns_lane.swap(false, Ordering::AcqRel)) {
+            page.disown_lane(self.lane);
+        }
+        if let Err(e) = self.medium.unlink() {
+            tracing::warn!("closing the medium: {e}");
         }
     }
-}
 
-impl Inner {
     fn check(&self) -> Result<()> {
         if process::fork_depth() != self.forks {
             return Err(Error::new(Status::Forked, "this student was opened by the parent process: open one here instead"));

@@ -136,6 +136,7 @@ impl Window {
         let page = inner.page();
         if self.generation == 0 && page.generation() != 0 {
             page.own_lane(inner.lane)?;
+            inner.owns_lane.store(true, Ordering::Release);
             self.next_step = page.cursor(inner.lane);
             self.generation = page.generation();
         }

@@ -43,6 +43,8 @@ pub struct Serve {
     tasks: Vec<InHand>,
     next_id: u64,
     scratch: Vec<AlignedBuf>,
+    /// Students with open tickets, by index, and the generation of their first one: rebuilt for each claim.
+    waiting: Vec<(usize, u64)>,
 }
 
 impl Inner {
@@ -255,7 +257,8 @@ impl Serve {
 
     /// The student to serve and the generation of its first open ticket.
     fn whose_turn(&mut self, inner: &Inner) -> Option<(usize, u64)> {
-        let mut waiting: Vec<(usize, u64)> = Vec::with_capacity(self.clients.len());
+        let mut waiting = std::mem::take(&mut self.waiting);
+        waiting.clear();
         for (i, client) in self.clients.iter().enumerate() {
             let a = &client.attachment;
             if !a.is_serving() {
@@ -265,6 +268,12 @@ impl Serve {
                 waiting.push((i, ticket.generation));
             }
         }
+        let turn = self.next_turn(inner, &waiting);
+        self.waiting = waiting;
+        turn
+    }
+
+    fn next_turn(&mut self, inner: &Inner, waiting: &[(usize, u64)]) -> Option<(usize, u64)> {
         let least = waiting.iter().map(|(i, _)| self.clients[*i].served).min()?;
         let stays = |(i, g): &(usize, u64)| inner.models.is_current(&self.clients[*i].attachment.student.group, *g);
         let staying = inner.models.should_stay().then(|| waiting.iter().filter(|w| stays(w)).min_by_key(|(i, _)| self.clients[*i].served)).flatten();
