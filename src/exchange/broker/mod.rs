@@ -6,6 +6,7 @@
 //! | [`owner`] | whose the endpoints are |
 //! | [`sockets`] | the ZeroMQ sockets and the door, bound |
 //! | [`doors`] | connections of the door, and the watch over deaths |
+//! | [`peer`] | one peer: what it said, what it handed over |
 //! | [`registry`] | who is registered, who was introduced to whom: pure state |
 //! | [`groups`], [`models`] | what the members of a group share |
 //! | [`server`] | the loop |
@@ -17,6 +18,7 @@ mod embedded;
 mod groups;
 mod models;
 pub mod owner;
+mod peer;
 mod registry;
 mod server;
 mod sockets;

@@ -3,7 +3,8 @@
 use super::doors::{Doors, Event};
 use super::models::Models;
 use super::owner::Claim;
-use super::registry::{Effect, Intro, Joining, Registry};
+use super::peer::{Intro, Joining};
+use super::registry::{Effect, Pair, Registry};
 use super::sockets::{self, Side, Sockets};
 use super::stats::{self, BrokerStats};
 use super::{BrokerOptions, Connection};
@@ -112,7 +113,7 @@ impl Server {
         s.uptime_s = now.duration_since(self.started).as_secs_f64();
         s.students = self.registry.peers.values().filter(|p| matches!(p.intro, Intro::Student(..))).count();
         s.workers = self.registry.peers.len() - s.students;
-        s.pairs = self.registry.pairs.values().filter(|p| matches!(p, super::registry::Pair::Seated(_))).count();
+        s.pairs = self.registry.pairs.values().filter(|p| matches!(p, Pair::Seated(_))).count();
         s.models = self.models.newest().map(|(_, _, _, kept)| kept).sum();
         s.model_bytes = self.models.bytes();
         shared.lock().unwrap_or_else(|e| e.into_inner()).clone_from(s);

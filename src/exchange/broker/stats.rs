@@ -1,7 +1,8 @@
 //! What the broker tells of itself and of everybody.
 
 use super::models::Models;
-use super::registry::{Intro, Pair, Peer, Registry};
+use super::peer::{Intro, Peer};
+use super::registry::{Pair, Registry};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

@@ -5,6 +5,7 @@
 //! thread does waits for the network longer than its deadline.
 
 mod calls;
+mod registration;
 mod thread;
 
 use super::ask::no_answer;

@@ -1,51 +1,22 @@
-//! The link's thread: how a registration comes about, is kept, and is made again.
-//!
-//! ```text
-//!          socket is there            HELLO_OK               JOINED
-//!   Away ──────────────────► Greeting ─────────► Joining ─────────────► Joined
-//!    ▲                          │ no answer         │ no answer            │ the door closes, the broker dies
-//!    └──────────────────────────┴───────────────────┴──────────────────────┘
-//! ```
+//! The link's thread: waits in one place for everything, reads what came, and passes it on.
 
-use super::calls::{Ask, Call};
+use super::calls::Call;
+use super::registration::{GREETING_PATIENCE, JOINING_PATIENCE, Stage};
 use super::{Hello, Peer, Shared};
 use crate::base::{Error, Result, Status};
 use crate::exchange::ask::dealer;
 use crate::exchange::door::{self, Arrived, FromBroker, MAX_REPORT, ToBroker};
 use crate::exchange::endpoints::{self, Endpoints};
 use crate::exchange::message::Model;
-use crate::exchange::wire::{self, Empty, HelloOk, Introduction, Kind, Message, ModelHint, status_from_number};
-use crate::os::{descriptor, host, process, socket};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use crate::exchange::wire::{Kind, Message, ModelHint, status_from_number};
+use crate::os::{descriptor, process};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Between two attempts to register.
-const RETRY: Duration = Duration::from_millis(50);
-
-/// Between two attempts after a refusal, once the handle has been registered.
-const RETRY_REFUSED: Duration = Duration::from_secs(1);
-
-/// How long an answer to HELLO may take.
-const GREETING_PATIENCE: Duration = Duration::from_secs(1);
-
-/// How long JOINED may take: a new broker waits a second for those who still hold a group page.
-const JOINING_PATIENCE: Duration = Duration::from_secs(5);
-
-/// How long a first registration waits for the name of a process that may just be dying: a process with gigabytes
-/// mapped is dead only some hundred milliseconds after its SIGKILL.
-const DYING_PATIENCE: Duration = Duration::from_millis(1500);
-
 /// Between two reports.
 const REPORT: Duration = Duration::from_secs(1);
-
-/// How long to wait for the answer to BYE.
-const BYE_PATIENCE: Duration = Duration::from_millis(100);
-
-/// How long a new broker may take to accept the leader's current model.
-const OFFER_PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long to wait before a call is tried again whose socket is not connected yet.
 const UNSENT_RETRY: Duration = Duration::from_millis(5);
@@ -59,38 +30,31 @@ const NOTHING: &[OwnedFd] = &[];
 /// Messages taken from the door in one turn.
 const TURN: usize = 64;
 
-enum Stage {
-    Away { again: Instant },
-    Greeting { since: Instant, asked: Option<u64> },
-    Joining { since: Instant, door: OwnedFd, ok: HelloOk },
-    Joined { door: OwnedFd, broker: Option<OwnedFd> },
-}
-
 /// Everything that the thread owns.
 pub struct Thread {
-    shared: Arc<Shared>,
-    endpoints: Endpoints,
-    hello: Hello,
-    peer: Arc<dyn Peer>,
-    pidfd: OwnedFd,
-    context: zmq::Context,
-    stage: Stage,
+    pub(super) shared: Arc<Shared>,
+    pub(super) endpoints: Endpoints,
+    pub(super) hello: Hello,
+    pub(super) peer: Arc<dyn Peer>,
+    pub(super) pidfd: OwnedFd,
+    pub(super) context: zmq::Context,
+    pub(super) stage: Stage,
     /// To the handle's own socket of the broker: open from greeting on.
-    home: Option<zmq::Socket>,
+    pub(super) home: Option<zmq::Socket>,
     /// To the control socket: opened when first needed.
-    control: Option<zmq::Socket>,
+    pub(super) control: Option<zmq::Socket>,
     /// From control_pub: open while registered.
-    hints: Option<zmq::Socket>,
-    calls: Vec<Call>,
-    session: u64,
-    correlation: u64,
-    joined_once: bool,
-    in_use_since: Option<Instant>,
-    told: Option<Error>,
+    pub(super) hints: Option<zmq::Socket>,
+    pub(super) calls: Vec<Call>,
+    pub(super) session: u64,
+    pub(super) correlation: u64,
+    pub(super) joined_once: bool,
+    pub(super) in_use_since: Option<Instant>,
+    pub(super) told: Option<Error>,
     /// The model that the broker last acknowledged: offered again to the next one.
-    acknowledged: Option<(String, u64, Arc<Model>)>,
-    report_due: Instant,
-    buffer: Vec<u8>,
+    pub(super) acknowledged: Option<(String, u64, Arc<Model>)>,
+    pub(super) report_due: Instant,
+    pub(super) buffer: Vec<u8>,
 }
 
 impl Thread {
@@ -148,190 +112,23 @@ impl Thread {
         }
     }
 
-    fn home_endpoint(&self) -> &str {
+    pub(super) fn home_endpoint(&self) -> &str {
         match self.hello {
             Hello::Student { .. } => &self.endpoints.frontend,
             Hello::Worker { .. } => &self.endpoints.backend,
         }
     }
 
-    fn next_correlation(&mut self) -> u64 {
+    pub(super) fn next_correlation(&mut self) -> u64 {
         self.correlation = self.correlation.wrapping_add(1);
         self.correlation
     }
 
-    // ---- Registration
-
-    fn advance(&mut self, now: Instant) {
-        match &self.stage {
-            Stage::Away { again } if now >= *again => match endpoints::is_ours(self.home_endpoint()) {
-                Ok(false) => self.stage = Stage::Away { again: now + RETRY },
-                Ok(true) => match dealer(&self.context, self.home_endpoint()) {
-                    Ok(socket) => {
-                        self.home = Some(socket);
-                        self.stage = Stage::Greeting { since: now, asked: None };
-                    }
-                    Err(e) => self.failed(e, now),
-                },
-                Err(e) => self.refuse(e, now),
-            },
-            Stage::Greeting { since, .. } if now.duration_since(*since) >= GREETING_PATIENCE => self.away(now),
-            Stage::Greeting { asked: None, since } => {
-                let since = *since;
-                let correlation = self.next_correlation();
-                let peer = match &self.hello {
-                    Hello::Student { intro, .. } => Introduction::Student(Box::new(intro.clone())),
-                    Hello::Worker { intro, .. } => Introduction::Worker(Box::new(intro.clone())),
-                };
-                let hello = wire::Hello { boot_id: process::boot_id(), peer };
-                if self.send_home(Message::new(Kind::Hello, 0, correlation, &hello)) {
-                    self.stage = Stage::Greeting { since, asked: Some(correlation) };
-                }
-            }
-            Stage::Joining { since, .. } if now.duration_since(*since) >= JOINING_PATIENCE => {
-                self.failed(Error::new(Status::Timeout, "the broker answered HELLO, but did not say JOINED"), now);
-            }
-            Stage::Joined { broker: Some(broker), .. } if process::has_died(broker.as_fd()) => self.lost(now),
-            _ => {}
-        }
-    }
-
-    fn send_home(&self, message: Message) -> bool {
-        self.home.as_ref().is_some_and(|s| s.send_multipart(message.into_frames(), zmq::DONTWAIT).is_ok())
-    }
-
-    /// Back to the start, with everything closed.
-    fn away(&mut self, now: Instant) {
-        if let Stage::Joining { door, .. } | Stage::Joined { door, .. } = &self.stage {
-            socket::shutdown(door.as_fd());
-        }
-        self.stage = Stage::Away { again: now };
-        (self.home, self.control, self.hints) = (None, None, None);
-        self.calls.iter_mut().for_each(Call::reset);
-    }
-
-    /// An attempt failed for a reason that may pass.
-    fn failed(&mut self, e: Error, now: Instant) {
-        tracing::debug!("registration: {e}");
-        self.shared.lock().problem = Some(e);
-        self.away(now);
-        self.stage = Stage::Away { again: now + RETRY };
-    }
-
-    /// The broker has gone.
-    fn lost(&mut self, now: Instant) {
-        tracing::info!("the broker at {} has gone; looking for a new one", self.home_endpoint());
-        self.shared.lock().connected = false;
-        self.away(now);
-    }
-
-    /// The broker does not want us.
-    fn refuse(&mut self, e: Error, now: Instant) {
-        if e.status == Status::Closed {
-            return self.failed(e, now);
-        }
-        if !self.joined_once {
-            let since = *self.in_use_since.get_or_insert(now);
-            if e.status == Status::InUse && now.duration_since(since) < DYING_PATIENCE {
-                return self.failed(e, now);
-            }
-            self.shared.lock().refused = Some(e);
-            self.shared.changed.notify_all();
-            return self.away(now);
-        }
-        if self.told.as_ref() != Some(&e) {
-            tracing::error!("the new broker refuses the registration: {e}");
-            self.told = Some(e.clone());
-            self.tell(|peer| peer.refused(e));
-        }
-        self.away(now);
-        self.stage = Stage::Away { again: now + RETRY_REFUSED };
-    }
-
-    fn greeted(&mut self, message: Message, now: Instant) {
-        let ok: HelloOk = match message.expect(Kind::HelloOk) {
-            Ok(ok) => ok,
-            Err(e) => return self.refuse(e, now),
-        };
-        match self.join(&ok) {
-            Ok(door) => self.stage = Stage::Joining { since: now, door, ok },
-            Err(e) => self.failed(e, now),
-        }
-    }
-
-    fn join(&self, ok: &HelloOk) -> Result<OwnedFd> {
-        let door = socket::connect(Path::new(&ok.door)).map_err(|e| e.within("the broker's door"))?;
-        let who = socket::peer(door.as_fd())?;
-        if who.uid != host::uid() {
-            return Err(Error::new(Status::Refused, format!("the door {} is kept by user {}, not by this one", ok.door, who.uid)));
-        }
-        let page = self.tell(|peer| peer.group_page()).flatten();
-        let (payload, mut fds): (bool, Vec<BorrowedFd<'_>>) = match &self.hello {
-            Hello::Worker { bell, .. } => (false, vec![bell.as_fd(), self.pidfd.as_fd()]),
-            Hello::Student { segment, payload, .. } => {
-                let mut fds = vec![segment.as_fd(), self.pidfd.as_fd()];
-                fds.extend(payload.as_ref().map(AsFd::as_fd));
-                (payload.is_some(), fds)
-            }
-        };
-        fds.extend(page.as_ref().map(AsFd::as_fd));
-        let join = ToBroker::Join { session: ok.session, payload, group_page: page.is_some() };
-        door::send(door.as_fd(), &door::encode(&join)?, &fds).map_err(|e| Error::io(format!("door {}", ok.door), e))?;
-        Ok(door)
-    }
-
-    fn joined(&mut self, epoch: u64, page: Option<OwnedFd>, now: Instant) {
-        let stage = std::mem::replace(&mut self.stage, Stage::Away { again: now });
-        let Stage::Joining { door, ok, .. } = stage else { unreachable!("called while joining") };
-        let broker = socket::peer_pidfd(door.as_fd());
-        self.stage = Stage::Joined { door, broker };
-        self.session = ok.session;
-        (self.told, self.in_use_since) = (None, None);
-        self.hints = self.subscribe().inspect_err(|e| tracing::warn!("no hints from the broker: {e}")).ok();
-        self.tell(|peer| peer.joined(page, epoch));
-        self.offer_model(now);
-        self.joined_once = true;
-        let mut state = self.shared.lock();
-        (state.epoch, state.session, state.host) = (epoch, ok.session, ok.host);
-        (state.connected, state.joined, state.problem) = (true, true, None);
-        self.shared.changed.notify_all();
-    }
-
-    fn subscribe(&self) -> Result<zmq::Socket> {
-        let endpoint = &self.endpoints.control_pub;
-        if !endpoints::is_ours(endpoint)? {
-            return Err(Error::new(Status::NotFound, format!("{endpoint} does not exist")));
-        }
-        let said = |e: zmq::Error| Error::new(Status::Io, format!("connect {endpoint}: {e}"));
-        let socket = self.context.socket(zmq::SUB).map_err(said)?;
-        socket.set_linger(0).map_err(said)?;
-        socket.set_ipv6(endpoint.contains('[')).map_err(said)?;
-        socket.set_subscribe(b"").map_err(said)?;
-        socket.connect(endpoint).map_err(said)?;
-        Ok(socket)
-    }
-
-    /// Tells a new broker what the leader's model is.
-    fn offer_model(&mut self, now: Instant) {
-        let Hello::Student { intro, .. } = &self.hello else { return };
-        if !intro.leads() {
-            return;
-        }
-        let group = intro.group.clone();
-        let current = self.tell(|peer| peer.current_model()).flatten();
-        let acknowledged = self.acknowledged.as_ref().filter(|(g, ..)| *g == group).map(|(_, n, m)| (*n, m.clone()));
-        if let Some((generation, model)) = [current, acknowledged].into_iter().flatten().max_by_key(|(n, _)| *n) {
-            self.calls.push(Call::new(Ask::set_model(&group, generation, &model), now + OFFER_PATIENCE, None));
-        }
-    }
-
     /// Calls the handle. A panic in there must not end the link.
-    fn tell<T>(&self, call: impl FnOnce(&dyn Peer) -> T) -> Option<T> {
+    pub(super) fn tell<T>(&self, call: impl FnOnce(&dyn Peer) -> T) -> Option<T> {
         let result = catch_unwind(AssertUnwindSafe(|| call(&*self.peer)));
         result.inspect_err(|_| tracing::error!("a callback of the exchange panicked")).ok()
     }
-
-    // ---- Waiting and reading
 
     fn wait(&self) {
         let now = Instant::now();
@@ -465,8 +262,6 @@ impl Thread {
         }
     }
 
-    // ---- Calls
-
     fn make_calls(&mut self, now: Instant) {
         let connected = matches!(self.stage, Stage::Joined { .. });
         for i in (0..self.calls.len()).rev() {
@@ -509,25 +304,6 @@ impl Thread {
         }
     }
 
-    fn bye(&mut self) {
-        let now = Instant::now();
-        if matches!(self.stage, Stage::Joined { .. }) {
-            let correlation = self.next_correlation();
-            if self.send_home(Message::new(Kind::Bye, self.session, correlation, &Empty {})) {
-                let until = now + BYE_PATIENCE;
-                loop {
-                    let left = until.saturating_duration_since(Instant::now());
-                    let ready = self.home.as_ref().is_some_and(|s| s.poll(zmq::POLLIN, left.as_millis() as i64).unwrap_or(0) > 0);
-                    let answer = receive(self.home.as_ref());
-                    if answer.is_some_and(|m| m.correlation == correlation) || (!ready && left.is_zero()) {
-                        break;
-                    }
-                }
-            }
-        }
-        self.shared.lock().connected = false;
-        self.away(now);
-    }
 }
 
 /// The two descriptors of an introduction, of the right kinds.
@@ -540,7 +316,7 @@ fn memory_and_process(fds: &mut impl Iterator<Item = OwnedFd>, what: &str) -> Re
 }
 
 /// The next message that can be read.
-fn receive(socket: Option<&zmq::Socket>) -> Option<Message> {
+pub(super) fn receive(socket: Option<&zmq::Socket>) -> Option<Message> {
     let socket = socket?;
     loop {
         let frames = socket.recv_multipart(zmq::DONTWAIT).ok()?;
