@@ -139,7 +139,7 @@ pub fn receive<T: DeserializeOwned>(fd: BorrowedFd<'_>, buffer: &mut Vec<u8>) ->
 }
 
 /// Sends one message with its descriptors, whole or not at all (`WouldBlock`), without waiting.
-pub fn send(fd: BorrowedFd<'_>, bytes: &[u8], fds: &[impl AsFd]) -> io::Result<()> {
+pub fn send<Fd: AsFd>(fd: BorrowedFd<'_>, bytes: &[u8], fds: &[Fd]) -> io::Result<()> {
     let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
     socket::send(fd, bytes, &fds)
 }

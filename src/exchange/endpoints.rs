@@ -67,6 +67,12 @@ impl Endpoints {
         Endpoints { frontend: at("frontend"), backend: at("backend"), control: at("control"), control_pub: at("control_pub") }
     }
 
+    /// The same, after making `dir` with mode 0700, or checking that it is this user's and closed to others.
+    pub fn in_private_dir(dir: &Path) -> Result<Endpoints> {
+        private_dir(dir).map_err(|e| e.within(dir.display()))?;
+        Ok(Endpoints::in_dir(dir))
+    }
+
     /// The sockets in [`Endpoints::default_dir`].
     #[expect(clippy::should_implement_trait, reason = "it may fail: the directory may be somebody else's")]
     pub fn default() -> Result<Endpoints> {

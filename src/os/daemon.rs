@@ -2,6 +2,7 @@
 //! library must not do these things to its host.
 
 use crate::base::{Error, Result, Status};
+use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::ForkResult;
 use std::fs;
 use std::os::fd::AsFd;
@@ -16,19 +17,27 @@ pub fn raise_file_limit() {
     }
 }
 
-/// Blocks SIGINT, SIGTERM and SIGHUP in this thread and those that it starts later, and calls `act` on a thread of its
-/// own when one of them comes.
-pub fn on_termination(act: impl Fn() + Send + 'static) -> Result<()> {
-    use nix::sys::signal::{SigSet, Signal};
-    let set: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect();
-    set.thread_block().map_err(|e| Error::io("pthread_sigmask", e))?;
-    let watch = move || {
-        while set.wait().is_ok() {
-            act();
-        }
-    };
-    std::thread::Builder::new().name("lw-signals".into()).spawn(watch).map_err(|e| Error::io("thread", e))?;
-    Ok(())
+/// SIGINT, SIGTERM and SIGHUP, blocked in the thread that made it and in those that this thread starts later.
+pub struct Termination(SigSet);
+
+impl Termination {
+    /// Blocks them: for `main`, before anything is made that has to be removed again.
+    pub fn block() -> Result<Termination> {
+        let set: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect();
+        set.thread_block().map_err(|e| Error::io("pthread_sigmask", e))?;
+        Ok(Termination(set))
+    }
+
+    /// Calls `act`, on a thread of its own, each time that one of them comes or has come since they were blocked.
+    pub fn on(self, act: impl Fn() + Send + 'static) -> Result<()> {
+        let watch = move || {
+            while self.0.wait().is_ok() {
+                act();
+            }
+        };
+        std::thread::Builder::new().name("lw-signals".into()).spawn(watch).map_err(|e| Error::io("thread", e))?;
+        Ok(())
+    }
 }
 
 /// A pipe, close-on-exec: reading end, writing end.

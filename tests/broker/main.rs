@@ -1,4 +1,5 @@
 //! The exchange's control plane from the outside: brokers as programs, students and workers as handles.
 
+mod child;
 mod registration;
 mod support;

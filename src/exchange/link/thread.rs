@@ -24,9 +24,6 @@ const UNSENT_RETRY: Duration = Duration::from_millis(5);
 /// Longest single wait.
 const SLICE: Duration = Duration::from_secs(1);
 
-/// No descriptors.
-const NOTHING: &[OwnedFd] = &[];
-
 /// Messages taken from the door in one turn.
 const TURN: usize = 64;
 
@@ -243,7 +240,7 @@ impl Thread {
     /// Says something at the door. A broker that does not read is as good as gone.
     fn say(&mut self, message: &ToBroker, now: Instant) {
         let Stage::Joined { door, .. } = &self.stage else { return };
-        let sent = door::encode(message).map_err(|e| tracing::error!("{e}")).map(|bytes| door::send(door.as_fd(), &bytes, NOTHING));
+        let sent = door::encode(message).map_err(|e| tracing::error!("{e}")).map(|bytes| door::send::<OwnedFd>(door.as_fd(), &bytes, &[]));
         if let Ok(Err(e)) = sent {
             tracing::warn!("the broker's door: {e}");
             self.lost(now);
