@@ -2,4 +2,7 @@
 
 mod child;
 mod registration;
+mod restart;
+mod starts;
 mod support;
+mod users;
