@@ -1,6 +1,9 @@
 //! The exchange's control plane from the outside: brokers as programs, students and workers as handles.
 
 mod child;
+mod hostile;
+mod limits;
+mod raw;
 mod registration;
 mod restart;
 mod starts;

@@ -13,8 +13,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Most peers that may be registered, and most that may be about to be.
+/// Most peers that may be registered.
 pub const MAX_PEERS: usize = 4096;
+
+/// Most that may be about to be: with introductions of up to 256 KiB this bounds what HELLO alone can make us keep. The
+/// oldest gives way, and says HELLO again.
+const MAX_PENDING: usize = 512;
 
 /// Most pairs. (A student has few seats; this bounds what is remembered of refusals.)
 const MAX_PAIRS: usize = 65_536;
@@ -119,7 +123,7 @@ impl Registry {
         }
         self.check_name(&intro, out)?;
         self.pending.retain(|_, (known, since)| known.uuid() != uuid && now.duration_since(*since) < JOIN_PATIENCE);
-        if self.pending.len() >= MAX_PEERS {
+        if self.pending.len() >= MAX_PENDING {
             let oldest = self.pending.iter().min_by_key(|(_, (_, since))| *since).map(|(session, _)| *session);
             oldest.map(|session| self.pending.remove(&session));
         }
