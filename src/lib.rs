@@ -15,6 +15,7 @@
 //! Words (student, worker, broker, segment, slot, ticket, generation, layout) are used as `docs/words.md` defines them.
 
 pub mod base;
+pub mod capi;
 pub mod exchange;
 pub mod medium;
 pub mod os;
