@@ -4,7 +4,7 @@
 use super::arg;
 use super::guard::{guard, guard_or};
 use super::status::lw_status;
-use crate::base::{DType, Error, Layout, Result, Status, TensorSpec};
+use crate::base::{DType, Error, Layout, MAX_RANK, Result, Status, TensorSpec};
 use std::ffi::{CString, c_char, c_void};
 use std::ptr;
 use std::sync::Arc;
@@ -148,7 +148,8 @@ pub unsafe extern "C" fn lw_layout_new(specs: *const lw_tensor_spec, count: usiz
 unsafe fn spec_from_c(spec: &lw_tensor_spec) -> Result<TensorSpec> {
     // SAFETY: the caller's promise.
     let name = unsafe { arg::c_string(spec.name, "name") }?.ok_or_else(|| arg::null("name"))?;
-    let ndim = usize::try_from(spec.ndim).map_err(|_| Error::invalid(format!("tensor '{name}': ndim is {}", spec.ndim)))?;
+    let ndim = usize::try_from(spec.ndim).ok().filter(|n| *n <= MAX_RANK);
+    let ndim = ndim.ok_or_else(|| Error::invalid(format!("tensor '{name}' has {} dimensions; expected 0 to {MAX_RANK}", spec.ndim)))?;
     // SAFETY: the caller's promise.
     let shape = unsafe { arg::slice(spec.shape, ndim, "shape") }.map_err(|e| e.within(format_args!("tensor '{name}'")))?;
     let size = |d: &i64| u64::try_from(*d).map_err(|_| Error::invalid(format!("tensor '{name}': dimension {d} is negative")));
