@@ -1,7 +1,7 @@
 //! Checks of what C hands in, each giving an error that names the argument.
 
 use crate::base::{Error, Result, Status};
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
 
 /// The object behind a pointer, or "`name` is NULL".
@@ -153,5 +153,32 @@ pub(super) fn flag(value: i32, name: &str) -> Result<bool> {
         0 => Ok(false),
         1 => Ok(true),
         other => Err(Error::invalid(format!("{name} is {other}; expected 0 or 1"))),
+    }
+}
+
+/// The `user` pointer of a callback together with its destructor, which runs exactly once.
+pub(super) struct User {
+    pub(super) user: *mut c_void,
+    pub(super) drop: Option<unsafe extern "C" fn(user: *mut c_void)>,
+}
+
+impl User {
+    pub(super) fn get(&self) -> *mut c_void {
+        self.user
+    }
+}
+
+// SAFETY: the pointer is never dereferenced here; every callback type of the header says on which threads it and its
+// `drop` run, and passing it there is all that this type does.
+unsafe impl Send for User {}
+// SAFETY: as above; shared access only hands the pointer out.
+unsafe impl Sync for User {}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        if let Some(drop) = self.drop {
+            // SAFETY: the caller gave `drop` for `user`; this value is the only owner, so it runs once.
+            unsafe { drop(self.user) }
+        }
     }
 }

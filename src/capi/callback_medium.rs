@@ -1,8 +1,7 @@
 //! Media that are tables of C functions: `lw_medium_table` as a [`Medium`], `lw_attach_table` as an [`Attach`].
 
-use super::arg;
+use super::arg::{self, User};
 use super::guard::{set_message, take_message};
-use super::log::User;
 use super::medium::{empty_medium_table, lw_attach_table, lw_medium_table, read_medium_table};
 use crate::base::{Error, Result, Status};
 use crate::medium::{Attach, Medium};
