@@ -104,7 +104,7 @@ static void a_forked_child_is_told(const lw_student *student) {
     CHECK(lw_student_generation(student) == 1);
     if (lw_student_release(student, &sample, 1, NULL) != LW_OK) CHECK(check_says("parent")); /* harmless either way */
     lw_student_free((lw_student *)student);
-    _exit(0);
+    execl("/bin/true", "true", NULL); /* rather than _exit: valgrind would look for leaks among what belongs to the parent */
   }
   int status = 0;
   CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);

@@ -41,7 +41,7 @@ static void a_task_is_open_until_it_is_committed(const lw_worker *worker) {
   FAILS(lw_worker_tensor(worker, &task, 2, &tensor), LW_INVALID_ARGUMENT, "tensor 2");
   fill_words(&task);
   size_t wrong[] = {0, 8, task.capacity + 1};
-  for (int i = 0; i < 3; i++) FAILS(lw_worker_commit(worker, &task, &wrong[i], 1, NULL, NULL), LW_INVALID_ARGUMENT, "bytes 4104");
+  for (int i = 0; i < 3; i++) FAILS(lw_worker_commit(worker, &task, &wrong[i], 1, NULL, NULL), LW_INVALID_ARGUMENT, "bytes sample 4104");
   FAILS(lw_worker_commit(worker, &task, NULL, 1, &task, NULL), LW_UNSUPPORTED, "stream NULL");
   uint32_t wanted = 77;
   OK(lw_worker_commit(worker, &task, NULL, 1, NULL, &wanted));

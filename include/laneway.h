@@ -149,15 +149,17 @@ enum {
 };
 
 // Gets one message: its level (one of `lw_log_level`), the part of the library that speaks, and the text; both strings
-// are NUL-terminated UTF-8 and valid during the call only. Runs on whichever thread logs, which may be one of the
-// library's own, several at once; must not block for long, throw, or call the library.
+// are NUL-terminated UTF-8 and valid during the call only. Runs on one thread of the library's own, message after message, so it may
+// take its time and any lock: nothing waits for it, and of messages that come faster than it takes them some are dropped and counted. Must not
+// throw.
 typedef void (*lw_log_fn)(void *user, int32_t level, const char *target, const char *message);
 
 // Passes on messages of this level (a number on the scale of `lw_log_level`) and above. Any thread.
 lw_status lw_log_set_level(int32_t level);
 
-// Sends messages to `callback(user, …)`; NULL sends them to standard error again. `drop(user)`, unless NULL, is called
-// once the callback has been replaced and no thread is inside it. Any thread, but not from within a callback.
+// Sends messages to `callback(user, …)`; NULL sends them to standard error again. Returns after the callback before has taken the
+// messages that were waiting, and its `drop(user)`, unless NULL, has been called. Any thread but the callback's. In a forked child the
+// callback is not called: there messages go to standard error.
 lw_status lw_log_set_callback(lw_log_fn callback, void *user, void (*drop)(void *user));
 
 /* ==== layout ========================================================================================================
@@ -298,7 +300,8 @@ typedef struct {
     const char *kind;
     // What a worker needs to find it (a path, an address), NUL-terminated UTF-8. Copied.
     const char *buf_name;
-    // Number of slots. On the student's side, at least `slot_count` + `max_workers` · `max_batch` of its options.
+    // Number of slots. On the student's side, more than `slot_count` of its options; each worker that attaches takes another
+    // `max_batch`.
     uint32_t slot_count;
     // Zero.
     uint32_t reserved;
@@ -514,7 +517,7 @@ void lw_student_options_init(lw_student_options *options);
 LW_MUST_USE lw_status lw_student_open(const lw_student_options *options, int64_t deadline, lw_student **out);
 
 // Chooses the model by which workers make samples from now on, for the whole group: after this returns, no rank is
-// handed a sample of an older one, and tickets not yet handed out are made anew. Rank 0 only (`LW_NOT_LEADER`). `id` and
+// handed a sample of an older one, and tickets not yet handed out are made anew. Rank 0 with `LW_ROLE_CLIENT` only (`LW_NOT_LEADER`). `id` and
 // `config` are UTF-8 of any size, read by the workers' code alone; `config` may be NULL. `generation` may be NULL.
 LW_MUST_USE
 lw_status lw_student_set_model(const lw_student *student,
@@ -551,7 +554,8 @@ LW_MUST_USE lw_status lw_student_dlpack(const lw_student *student, const lw_samp
 // The student's copy of its layout: never NULL but for a NULL student, valid until `lw_student_free`, not to be freed.
 const lw_layout *lw_student_layout(const lw_student *student);
 
-// The group's current generation: how often `lw_student_set_model` was called, by any process. 0 before the first, and for NULL.
+// The group's current generation: how often `lw_student_set_model` was called, by any process. 0 before the first, and for NULL. Works in a
+// forked child, too.
 uint64_t lw_student_generation(const lw_student *student);
 
 // The lane whose tickets this student opens; 0 for NULL.
@@ -559,6 +563,20 @@ uint64_t lw_student_lane(const lw_student *student);
 
 // The step of the next sample that `lw_student_next` hands out in ticket order; 0 for NULL.
 uint64_t lw_student_cursor(const lw_student *student);
+
+// Goes back: samples from `step` on, which is at most `lw_student_cursor`, count as not handed out, and are made anew by the current model. For loaders that threw
+// away what they had. What is held stays held.
+LW_MUST_USE
+lw_status lw_student_rewind(const lw_student *student,
+                            uint64_t step);
+
+// Writes what the student is registered as, one JSON object (`{"group": "default", "host": "…", "lane": 0, "session": 123}`), NUL-terminated, into
+// `buffer`. `*len` becomes its length without the NUL; `capacity` 0 only asks for it.
+LW_MUST_USE
+lw_status lw_student_registration(const lw_student *student,
+                                  char *buffer,
+                                  size_t capacity,
+                                  size_t *len);
 
 // Writes the student's statistics as one JSON object, NUL-terminated, into `buffer`. `*len` becomes its length without
 // the NUL; `capacity` 0 only asks for it. They may grow between two calls.
@@ -644,14 +662,14 @@ typedef struct {
     size_t model_config_len;
     // The student's tensors. Valid until `lw_worker_free`, not to be freed.
     const lw_layout *layout;
-    // 1 for the first try, 2 for the second, …
+    // How many tries of this ticket have failed before: 0 for the first.
     uint32_t attempt;
     // Zero.
     uint32_t reserved;
 } lw_task;
 
 // Makes `count` samples of one student and one generation: fills `tasks[i].data`. `lengths[i]` is the sample's length in
-// bytes, that of the whole layout to begin with. Returns 0 to commit them; anything else fails them all, with the text given to
+// bytes, set to that of the whole layout before the call. Returns 0 to commit them; anything else fails them all, with the text given to
 // `lw_set_last_error`. Runs on the thread that called `lw_worker_run`. Must not throw.
 typedef int32_t (*lw_fill_fn)(void *user, const lw_task *tasks, size_t *lengths, size_t count);
 
@@ -670,8 +688,8 @@ LW_MUST_USE lw_status lw_worker_take(const lw_worker *worker, int64_t deadline, 
 // Describes tensor `index` of an open task: a writable view, valid while the task is open. Shape and name belong to the worker.
 LW_MUST_USE lw_status lw_worker_tensor(const lw_worker *worker, const lw_task *task, size_t index, lw_tensor *tensor);
 
-// Publishes `count` samples, `lengths[i]` bytes of `tasks[i].data` each; `lengths` NULL: all tensors of each. A length that is 0 or does not fit
-// the layout is `LW_INVALID_ARGUMENT`, and all `count` tasks stay open. `*wanted` (may be NULL) becomes the number that somebody still
+// Publishes `count` samples of `lengths[i]` bytes at `tasks[i].data` each; `lengths` NULL: all tensors of each. A length that is not the layout's, or a task
+// that is not open, is `LW_INVALID_ARGUMENT`, and nothing is published. After any other error, a medium's say, what could not be published was failed with its message. `*wanted` (may be NULL) becomes the number that somebody still
 // waited for; the others were overtaken (a model switch, another worker) and dropped, which is no error. `stream` is reserved for the
 // stream or event after which the bytes are there: NULL.
 LW_MUST_USE

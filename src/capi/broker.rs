@@ -3,9 +3,10 @@
 
 use super::arg::{self, Sized_};
 use super::guard::{guard, guard_or};
-use super::pending::{Broker, BrokerOptions, Endpoints, Stopper};
 use super::status::lw_status;
 use crate::base::Result;
+use crate::exchange::broker::{Broker, BrokerOptions, Stopper};
+use crate::exchange::endpoints::Endpoints;
 use std::ffi::c_char;
 use std::ptr;
 use std::time::Duration;

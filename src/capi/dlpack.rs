@@ -1,10 +1,9 @@
 //! Samples as DLPack tensors (https://dmlc.github.io/dlpack/latest/c_api.html, version 1.0), which NumPy, torch and JAX
 //! take without a copy.
 
-use super::pending::Student;
 use crate::base::{DType, Error, Result};
+use crate::exchange::student::Hold;
 use std::ffi::c_void;
-use std::sync::Arc;
 
 #[repr(C)]
 struct DLPackVersion {
@@ -51,43 +50,16 @@ const READ_ONLY: u64 = 1;
 /// `kDLCPU`.
 const CPU: i32 = 1;
 
-/// One reference to a sample, given back when dropped, unless by a forked child, which never had it.
-pub(super) struct Lease {
-    student: Arc<Student>,
-    slot: u32,
-    serial: u64,
-    pid: u32,
-}
-
-impl Lease {
-    /// Takes over a reference that was taken with `Student::retain`.
-    pub(super) fn new(student: Arc<Student>, slot: u32, serial: u64) -> Lease {
-        Lease { student, slot, serial, pid: std::process::id() }
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        if std::process::id() == self.pid {
-            // It was held until here, so this cannot fail; and whoever drops a tensor has nobody to tell.
-            let _ = self.student.release(&[(self.slot, self.serial)]);
-        } else {
-            // The last reference would stop threads and close sockets that are the parent's.
-            std::mem::forget(Arc::clone(&self.student));
-        }
-    }
-}
-
 /// The tensor together with what it points to, at one address until its deleter runs.
 struct Exported {
     tensor: DLManagedTensorVersioned,
     shape: Vec<i64>,
     strides: Vec<i64>,
-    _lease: Lease,
+    _hold: Hold,
 }
 
-/// A tensor of `shape` at `data` that keeps `lease` until its deleter is called.
-pub(super) fn export(lease: Lease, data: *mut c_void, shape: &[i64], dtype: i32) -> Result<*mut DLManagedTensorVersioned> {
+/// A tensor of `shape` at `data` that keeps `hold` until its deleter is called.
+pub(super) fn export(hold: Hold, data: *mut c_void, shape: &[i64], dtype: i32) -> Result<*mut DLManagedTensorVersioned> {
     let dtype = data_type(dtype).ok_or_else(|| Error::invalid(format!("dtype {dtype} is not one of lw_dtype")))?;
     let exported = Box::into_raw(Box::new(Exported {
         tensor: DLManagedTensorVersioned {
@@ -107,7 +79,7 @@ pub(super) fn export(lease: Lease, data: *mut c_void, shape: &[i64], dtype: i32)
         },
         shape: shape.to_vec(),
         strides: row_major(shape),
-        _lease: lease,
+        _hold: hold,
     }));
     // SAFETY: `exported` was just made by `Box::into_raw`, so it is valid and nobody else has it.
     unsafe {

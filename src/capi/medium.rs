@@ -34,7 +34,8 @@ pub struct lw_medium_table {
     pub kind: *const c_char,
     /// What a worker needs to find it (a path, an address), NUL-terminated UTF-8. Copied.
     pub buf_name: *const c_char,
-    /// Number of slots. On the student's side, at least `slot_count` + `max_workers` · `max_batch` of its options.
+    /// Number of slots. On the student's side, more than `slot_count` of its options; each worker that attaches takes another
+    /// `max_batch`.
     pub slot_count: u32,
     /// Zero.
     pub reserved: u32,

@@ -29,4 +29,3 @@ pub mod worker;
 mod callback_medium;
 mod dlpack;
 mod open_tasks;
-mod pending;

@@ -1,9 +1,10 @@
 //! What the pointers in an `lw_task` point to, for as long as they must stay valid.
 
 use super::layout::lw_layout;
-use super::pending::{Model, Task};
 use super::worker::lw_task;
 use crate::base::{Error, Layout, Result};
+use crate::exchange::message::Model;
+use crate::exchange::worker::Task;
 use std::collections::HashMap;
 use std::ffi::c_char;
 use std::ptr;
@@ -100,8 +101,17 @@ impl OpenTasks {
         self.get(id).map(|open| open.layout.layout.nbytes())
     }
 
-    /// Closes a task.
-    pub(super) fn remove(&mut self, id: u64) {
-        self.open.remove(&id);
+    /// Closes all these tasks, each of which `check` gets with its index and bytes; or, if one is not open, is named twice, or does not pass, none.
+    pub(super) fn close_all(&mut self, ids: impl IntoIterator<Item = u64>, mut check: impl FnMut(usize, usize) -> Result<()>) -> Result<()> {
+        let mut closed = Vec::new();
+        for (i, id) in ids.into_iter().enumerate() {
+            let outcome = self.nbytes(id).and_then(|nbytes| check(i, nbytes));
+            if let Err(error) = outcome {
+                self.open.extend(closed);
+                return Err(error);
+            }
+            closed.extend(self.open.remove_entry(&id));
+        }
+        Ok(())
     }
 }

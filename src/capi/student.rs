@@ -10,14 +10,14 @@ use super::dlpack::{self, DLManagedTensorVersioned};
 use super::guard::{guard, guard_or};
 use super::layout::{lw_layout, lw_tensor};
 use super::medium::lw_medium;
-use super::pending::{Model, Sample, Student, StudentOptions, StudentRole};
 use super::status::lw_status;
 use crate::base::{Error, Result, Status};
+use crate::exchange::message::{Model, StudentRole};
+use crate::exchange::student::{Numbering, Sample, Student, StudentOptions};
 use crate::medium::MediumChoice;
 use std::ffi::{c_char, c_void};
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
 
 /// In `spin_us`: the library decides from the number of processors and what it measures.
 pub const LW_SPIN_ADAPTIVE: u32 = u32::MAX;
@@ -136,10 +136,8 @@ pub struct lw_sample {
 /// A student. All functions but `lw_student_free` may be called by any number of threads at once; calls of
 /// `lw_student_next` queue up behind each other.
 pub struct lw_student {
-    student: Arc<Student>,
-    layout: Arc<lw_layout>,
-    /// References that C holds to samples; those inside DLPack tensors hold the student itself.
-    held: AtomicI64,
+    student: Student,
+    layout: Box<lw_layout>,
 }
 
 /// Sets `struct_size` and the defaults. NULL is allowed.
@@ -162,12 +160,12 @@ pub unsafe extern "C" fn lw_student_open(options: *const lw_student_options, dea
         let options = unsafe { arg::versioned(options, DEFAULTS) }?;
         // SAFETY: the caller promises that what the options point to is valid during this call.
         let (layout, medium) = unsafe { (arg::object(options.layout, "options.layout")?, options.medium.as_ref()) };
-        let layout = Arc::new(lw_layout::new(Arc::clone(&layout.layout))?);
+        let layout = Box::new(lw_layout::new(Arc::clone(&layout.layout))?);
         let choice = medium.map_or(Ok(MediumChoice::Shm), lw_medium::take)?;
         // SAFETY: as above.
         let opened = unsafe { student_options(&options, &layout, choice) }.and_then(|o| Student::open(o, deadline));
         let student = opened.inspect_err(|_| medium.into_iter().for_each(lw_medium::give_back))?;
-        let handle = Box::new(lw_student { student: Arc::new(student), layout, held: AtomicI64::new(0) });
+        let handle = Box::new(lw_student { student, layout });
         // SAFETY: not NULL; the caller promises that it is writable.
         unsafe { out.write(Box::into_raw(handle)) };
         Ok(())
@@ -187,10 +185,7 @@ unsafe fn student_options(given: &lw_student_options, layout: &lw_layout, medium
     Ok(StudentOptions {
         endpoints,
         group: group.map(str::to_owned),
-        rank: given.rank,
-        role,
-        data_worker: given.data_worker,
-        data_workers: given.data_workers,
+        numbering: Numbering { rank: given.rank, role, data_worker: given.data_worker, data_workers: given.data_workers },
         slot_count: given.slot_count,
         prefetch: given.prefetch,
         max_workers: given.max_workers,
@@ -198,7 +193,7 @@ unsafe fn student_options(given: &lw_student_options, layout: &lw_layout, medium
         max_attempts: given.max_attempts,
         arrival_order: arg::flag(given.arrival_order, "arrival_order")?,
         seed: given.seed,
-        layout: (*layout.layout).clone(),
+        layout: Arc::clone(&layout.layout),
         medium,
         embedded_broker: arg::flag(given.embedded_broker, "embedded_broker")?,
         spin_us: given.spin_us,
@@ -206,7 +201,7 @@ unsafe fn student_options(given: &lw_student_options, layout: &lw_layout, medium
 }
 
 /// Chooses the model by which workers make samples from now on, for the whole group: after this returns, no rank is
-/// handed a sample of an older one, and tickets not yet handed out are made anew. Rank 0 only (`LW_NOT_LEADER`). `id` and
+/// handed a sample of an older one, and tickets not yet handed out are made anew. Rank 0 with `LW_ROLE_CLIENT` only (`LW_NOT_LEADER`). `id` and
 /// `config` are UTF-8 of any size, read by the workers' code alone; `config` may be NULL. `generation` may be NULL.
 #[must_use]
 #[unsafe(no_mangle)]
@@ -227,7 +222,7 @@ pub unsafe extern "C" fn lw_student_set_model(
             // SAFETY: as above.
             false => Some(unsafe { arg::text(config, config_len, "config") }?.to_owned()),
         };
-        let raised = student.student.set_model(&Model { id: id.to_owned(), config }, deadline)?;
+        let raised = student.student.set_model(Model { id: id.to_owned(), config }, deadline)?;
         if !generation.is_null() {
             // SAFETY: not NULL; the caller promises that it is writable.
             unsafe { generation.write(raised) };
@@ -258,7 +253,6 @@ pub unsafe extern "C" fn lw_student_next(
         }
         let mut taken = Vec::with_capacity(max.min(64));
         student.student.next(max, &mut taken, deadline)?;
-        student.held.fetch_add(taken.len() as i64, Ordering::Relaxed);
         for (i, sample) in taken.iter().enumerate() {
             // SAFETY: the caller promises room for `max` samples, and `next` gives `max` at most.
             unsafe { samples.add(i).write(to_c(sample)) };
@@ -291,9 +285,7 @@ pub unsafe extern "C" fn lw_student_retain(student: *const lw_student, sample: *
     guard(|| {
         // SAFETY: the caller promises a valid handle and sample.
         let (student, sample) = unsafe { (arg::object(student, "student")?, arg::object(sample, "sample")?) };
-        student.student.retain(sample.slot, sample.serial)?;
-        student.held.fetch_add(1, Ordering::Relaxed);
-        Ok(())
+        student.student.retain(sample.slot, sample.serial)
     })
 }
 
@@ -309,10 +301,8 @@ pub unsafe extern "C" fn lw_student_release(student: *const lw_student, samples:
         no_stream(stream)?;
         let mut outcome = Ok(());
         for sample in samples {
-            match student.student.release(&[(sample.slot, sample.serial)]) {
-                Ok(()) => _ = student.held.fetch_sub(1, Ordering::Relaxed),
-                Err(error) => outcome = outcome.and(Err(error)),
-            }
+            let released = student.student.release(&[(sample.slot, sample.serial)]);
+            outcome = outcome.and(released);
         }
         outcome
     })
@@ -357,9 +347,8 @@ pub unsafe extern "C" fn lw_student_dlpack(
         let (student, sample) = unsafe { (arg::object(student, "student")?, arg::object(sample, "sample")?) };
         let out = arg::out(out, "out")?;
         let (view, _) = student.layout.view(index, sample.data.cast_mut().cast(), sample.nbytes as usize)?;
-        student.student.retain(sample.slot, sample.serial)?;
-        let lease = dlpack::Lease::new(Arc::clone(&student.student), sample.slot, sample.serial);
-        let tensor = dlpack::export(lease, view.data, student.layout.shape(index), view.dtype)?;
+        let hold = student.student.hold(sample.slot, sample.serial)?;
+        let tensor = dlpack::export(hold, view.data, student.layout.shape(index), view.dtype)?;
         // SAFETY: not NULL; the caller promises that it is writable.
         unsafe { out.write(tensor) };
         Ok(())
@@ -370,10 +359,11 @@ pub unsafe extern "C" fn lw_student_dlpack(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_student_layout(student: *const lw_student) -> *const lw_layout {
     // SAFETY: the caller promises NULL or a valid handle.
-    unsafe { student.as_ref() }.map_or(ptr::null(), |s| Arc::as_ptr(&s.layout))
+    unsafe { student.as_ref() }.map_or(ptr::null(), |s| &raw const *s.layout)
 }
 
-/// The group's current generation: how often `lw_student_set_model` was called, by any process. 0 before the first, and for NULL.
+/// The group's current generation: how often `lw_student_set_model` was called, by any process. 0 before the first, and for NULL. Works in a
+/// forked child, too.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_student_generation(student: *const lw_student) -> u64 {
     // SAFETY: the caller promises NULL or a valid handle.
@@ -392,6 +382,30 @@ pub unsafe extern "C" fn lw_student_lane(student: *const lw_student) -> u64 {
 pub unsafe extern "C" fn lw_student_cursor(student: *const lw_student) -> u64 {
     // SAFETY: the caller promises NULL or a valid handle.
     unsafe { student.as_ref() }.map_or(0, |s| guard_or(0, || s.student.cursor()))
+}
+
+/// Goes back: samples from `step` on, which is at most `lw_student_cursor`, count as not handed out, and are made anew by the current model. For loaders that threw
+/// away what they had. What is held stays held.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_student_rewind(student: *const lw_student, step: u64) -> lw_status {
+    // SAFETY: the caller promises a valid handle.
+    guard(|| unsafe { arg::object(student, "student") }?.student.rewind(step))
+}
+
+/// Writes what the student is registered as, one JSON object (`{"group": "default", "host": "…", "lane": 0, "session": 123}`), NUL-terminated, into
+/// `buffer`. `*len` becomes its length without the NUL; `capacity` 0 only asks for it.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_student_registration(student: *const lw_student, buffer: *mut c_char, capacity: usize, len: *mut usize) -> lw_status {
+    guard(|| {
+        // SAFETY: the caller promises a valid handle.
+        let student = &unsafe { arg::object(student, "student") }?.student;
+        let (session, host) = student.registration()?;
+        let text = serde_json::json!({"group": student.group(), "host": host, "lane": student.lane(), "session": session}).to_string();
+        // SAFETY: the caller promises a buffer of that capacity.
+        unsafe { arg::put_text(&text, buffer, capacity, len) }
+    })
 }
 
 /// Writes the student's statistics as one JSON object, NUL-terminated, into `buffer`. `*len` becomes its length without
@@ -448,11 +462,6 @@ pub unsafe extern "C" fn lw_student_free(student: *mut lw_student) {
     if !student.is_null() {
         // SAFETY: the caller promises a handle of this library that is freed once.
         let handle = unsafe { Box::from_raw(student) };
-        guard_or((), || {
-            handle.student.close();
-            if handle.held.load(Ordering::Relaxed) > 0 {
-                std::mem::forget(Arc::clone(&handle.student));
-            }
-        });
+        guard_or((), || drop(handle));
     }
 }

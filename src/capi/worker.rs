@@ -10,10 +10,10 @@ use super::guard::{guard, guard_or, set_message, take_message};
 use super::layout::{lw_layout, lw_tensor};
 use super::medium::{lw_attach_table, read_attach_table};
 use super::open_tasks::OpenTasks;
-use super::pending::{Task, Worker, WorkerOptions};
 use super::status::lw_status;
 use super::student::{LW_SPIN_ADAPTIVE, no_stream};
 use crate::base::{Error, Result, Status};
+use crate::exchange::worker::{Task, Worker, WorkerOptions};
 use std::ffi::{c_char, c_void};
 use std::ptr;
 use std::sync::Mutex;
@@ -91,14 +91,14 @@ pub struct lw_task {
     pub model_config_len: usize,
     /// The student's tensors. Valid until `lw_worker_free`, not to be freed.
     pub layout: *const lw_layout,
-    /// 1 for the first try, 2 for the second, …
+    /// How many tries of this ticket have failed before: 0 for the first.
     pub attempt: u32,
     /// Zero.
     pub reserved: u32,
 }
 
 /// Makes `count` samples of one student and one generation: fills `tasks[i].data`. `lengths[i]` is the sample's length in
-/// bytes, that of the whole layout to begin with. Returns 0 to commit them; anything else fails them all, with the text given to
+/// bytes, set to that of the whole layout before the call. Returns 0 to commit them; anything else fails them all, with the text given to
 /// `lw_set_last_error`. Runs on the thread that called `lw_worker_run`. Must not throw.
 pub type lw_fill_fn = Option<unsafe extern "C" fn(user: *mut c_void, tasks: *const lw_task, lengths: *mut usize, count: usize) -> i32>;
 
@@ -122,29 +122,25 @@ impl lw_worker {
         taken.iter().map(|task| open.add(task)).collect()
     }
 
+    /// Lengths are checked before anything is published, so a wrong one leaves all tasks open. Afterwards none is: what could not be published is
+    /// failed, for the reason that is returned.
     fn commit(&self, tasks: &[lw_task], lengths: Option<&[usize]>) -> Result<u32> {
         let mut done = Vec::with_capacity(tasks.len());
-        {
-            let open = self.open_tasks();
-            for (i, task) in tasks.iter().enumerate() {
-                let whole = open.nbytes(task.id)?;
-                done.push((task.id, lengths.map_or(whole, |l| l[i])));
-            }
-        }
-        let outcome = self.worker.commit(&done);
-        // A length out of range leaves the tasks open: they can be committed again, rightly, or failed.
-        if !matches!(&outcome, Err(e) if e.status == Status::InvalidArgument) {
-            let mut open = self.open_tasks();
-            tasks.iter().for_each(|task| open.remove(task.id));
-        }
-        outcome
+        let ids = || tasks.iter().map(|task| task.id);
+        self.open_tasks().close_all(ids(), |i, nbytes| {
+            let length = lengths.map_or(nbytes, |l| l[i]);
+            done.push((tasks[i].id, length));
+            if length == nbytes { Ok(()) } else { Err(Error::invalid(format!("lengths[{i}] is {length} bytes; a sample has {nbytes}"))) }
+        })?;
+        self.worker.commit(&done).inspect_err(|e| {
+            // Those that were published before it happened are not in hand any more, which is all that their failing says.
+            ids().for_each(|id| drop(self.worker.fail(id, &e.message)));
+        })
     }
 
     fn fail(&self, task: &lw_task, text: &str) -> Result<()> {
-        self.open_tasks().nbytes(task.id)?;
-        let outcome = self.worker.fail(task.id, text);
-        self.open_tasks().remove(task.id);
-        outcome
+        self.open_tasks().close_all([task.id], |_, _| Ok(()))?;
+        self.worker.fail(task.id, text)
     }
 }
 
@@ -168,19 +164,15 @@ pub unsafe extern "C" fn lw_worker_open(options: *const lw_worker_options, deadl
         let given = unsafe { arg::versioned(options, DEFAULTS) }?;
         // SAFETY: the caller promises that what the options point to is valid during this call.
         let (layout, endpoints, attach) = unsafe { (given.layout.as_ref(), endpoints(&given.endpoints)?, attach(&given)?) };
-        let slot_size = match (given.slot_size, layout) {
-            (0, None) => {
-                return Err(Error::invalid("options.layout is NULL and options.slot_size is 0; expected one of them to say the size of a sample"));
-            }
-            (0, Some(layout)) => layout.layout.nbytes() as u64,
-            (size, _) => size,
-        };
+        if layout.is_none() && given.slot_size == 0 {
+            return Err(Error::invalid("options.layout is NULL and options.slot_size is 0; expected one of them to say the size of a sample"));
+        }
         let kept: Vec<_> = attach.iter().map(CallbackAttach::shared).collect();
         let options = WorkerOptions {
             endpoints,
             worker_id: (given.worker_id != -1).then_some(given.worker_id),
             layout: layout.map(|l| (*l.layout).clone()),
-            slot_size,
+            slot_size: given.slot_size,
             batch_size: given.batch_size,
             attach: kept,
             spin_us: given.spin_us,
@@ -245,8 +237,8 @@ pub unsafe extern "C" fn lw_worker_tensor(worker: *const lw_worker, task: *const
     })
 }
 
-/// Publishes `count` samples, `lengths[i]` bytes of `tasks[i].data` each; `lengths` NULL: all tensors of each. A length that is 0 or does not fit
-/// the layout is `LW_INVALID_ARGUMENT`, and all `count` tasks stay open. `*wanted` (may be NULL) becomes the number that somebody still
+/// Publishes `count` samples of `lengths[i]` bytes at `tasks[i].data` each; `lengths` NULL: all tensors of each. A length that is not the layout's, or a task
+/// that is not open, is `LW_INVALID_ARGUMENT`, and nothing is published. After any other error, a medium's say, what could not be published was failed with its message. `*wanted` (may be NULL) becomes the number that somebody still
 /// waited for; the others were overtaken (a model switch, another worker) and dropped, which is no error. `stream` is reserved for the
 /// stream or event after which the bytes are there: NULL.
 #[must_use]

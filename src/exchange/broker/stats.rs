@@ -35,6 +35,13 @@ pub struct BrokerStats {
     pub strangers: u64,
 }
 
+impl BrokerStats {
+    /// As a JSON object.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("numbers are always JSON")
+    }
+}
+
 /// The body of STATS_OK.
 pub fn full(stats: &BrokerStats, registry: &Registry, models: &Models, now: Instant) -> Value {
     let mut peers: Vec<_> = registry.peers.values().collect();

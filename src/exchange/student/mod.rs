@@ -34,7 +34,7 @@ use crate::segment::region::Segment;
 use held::Held;
 use seats::Seats;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 use sweeper::Sweeper;
@@ -124,6 +124,8 @@ pub struct Student {
     inner: Arc<Inner>,
     link: Mutex<Option<Arc<Link>>>,
     sweeper: Mutex<Option<Sweeper>>,
+    /// References that `next` and `retain` gave out and `release` has not taken back; a [`Hold`] gives its own back.
+    loose: AtomicI64,
 }
 
 impl Student {
@@ -204,7 +206,7 @@ impl Student {
             medium,
         });
         let sweeper = Sweeper::start(&inner)?;
-        let student = Student { inner: inner.clone(), link: Mutex::new(None), sweeper: Mutex::new(Some(sweeper)) };
+        let student = Student { inner: inner.clone(), link: Mutex::new(None), sweeper: Mutex::new(Some(sweeper)), loose: AtomicI64::new(0) };
         let peer = Arc::new(StudentPeer { inner: inner.clone() });
         let link = Link::connect(&inner.options.endpoints, Hello::Student { intro, segment: segment_fd, payload }, peer, clock::instant(deadline))?;
         if inner.group.get().is_none() {
@@ -259,17 +261,26 @@ impl Student {
         if max == 0 {
             return Err(Error::invalid("max must be at least 1"));
         }
-        self.inner.next(max, out, deadline)
+        let before = out.len();
+        let outcome = self.inner.next(max, out, deadline);
+        self.loose.fetch_add((out.len() - before) as i64, Ordering::Relaxed);
+        outcome
     }
 
     /// Another reference to a sample that has one.
     pub fn retain(&self, slot: u32, serial: u64) -> Result<()> {
-        self.inner.retain(slot, serial)
+        self.inner.retain(slot, serial)?;
+        self.loose.fetch_add(1, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Gives references back; a sample whose last one goes may be overwritten. Works after `close`. In a forked child it does nothing.
     pub fn release(&self, refs: &[(u32, u64)]) -> Result<()> {
-        refs.iter().try_for_each(|(slot, serial)| self.inner.release(*slot, *serial))
+        refs.iter().try_for_each(|(slot, serial)| {
+            self.inner.release(*slot, *serial)?;
+            self.loose.fetch_sub(1, Ordering::Relaxed);
+            Ok(())
+        })
     }
 
     /// A reference that keeps a sample and its memory alive on its own, even after this handle is gone.
@@ -364,6 +375,9 @@ impl Student {
     }
 }
 
+/// The memory of students that were dropped while samples of theirs were held, until the process ends.
+static KEPT: Mutex<Vec<Arc<Inner>>> = Mutex::new(Vec::new());
+
 impl Drop for Student {
     fn drop(&mut self) {
         if process::fork_depth() != self.inner.forks {
@@ -374,9 +388,9 @@ impl Drop for Student {
             return;
         }
         self.close();
-        if self.inner.held.count() > 0 {
+        if self.loose.load(Ordering::Relaxed) > 0 {
             // Somebody still reads samples whose references nobody can give back any more: their memory must stay.
-            std::mem::forget(self.inner.clone());
+            KEPT.lock().unwrap_or_else(PoisonError::into_inner).push(self.inner.clone());
         }
     }
 }
