@@ -30,9 +30,7 @@ NUMBERS: dict[str, int] = {
 """The dtypes of a layout, and their numbers in the C API (``lw_dtype``)."""
 
 # What the bytes look like to NumPy. It has no bfloat16 of its own: bits cross as 16-bit words.
-_STORAGE: dict[str, np.dtype[Any]] = {
-    name: np.dtype("uint16" if name == "bfloat16" else name) for name in NUMBERS
-}
+_STORAGE: dict[str, np.dtype[Any]] = {name: np.dtype("uint16" if name == "bfloat16" else name) for name in NUMBERS}
 
 
 @functools.cache
@@ -57,10 +55,11 @@ def require_torch(what: str) -> Any:
 def bfloat16_or_none() -> np.dtype[Any] | None:
     """The ``bfloat16`` of the ``ml_dtypes`` package, or None where that is not installed."""
     try:
-        import ml_dtypes
+        import ml_dtypes  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
         return None
-    return np.dtype(ml_dtypes.bfloat16)
+    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return bfloat16
 
 
 def storage_dtype(name: str) -> np.dtype[Any]:

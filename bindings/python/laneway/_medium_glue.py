@@ -111,7 +111,7 @@ def _guard(what: str, function: Callable[[], None]) -> int:
     try:
         function()
         return 0
-    except BaseException as error:  # noqa: BLE001 - nothing may be raised into the library
+    except BaseException as error:
         text = "".join(traceback.format_exception_only(error)).strip()
         _log.error("medium: %s failed:\n%s", what, traceback.format_exc())
         data = text.encode()
@@ -123,8 +123,7 @@ def _memory(address: int, nbytes: int) -> memoryview:
     return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
 
 
-@_structs.MediumRead
-def _read(user: int, slot: int, out: int, nbytes: int) -> int:
+def on_read(user: int, slot: int, out: int, nbytes: int) -> int:
     def read() -> None:
         medium = _lent[user]
         if isinstance(medium, MediumBase):
@@ -137,8 +136,7 @@ def _read(user: int, slot: int, out: int, nbytes: int) -> int:
     return _guard("read", read)
 
 
-@_structs.MediumWrite
-def _write(user: int, slot: int, data: int, nbytes: int) -> int:
+def on_write(user: int, slot: int, data: int, nbytes: int) -> int:
     def write() -> None:
         medium = _lent[user]
         check_slot(medium, slot, nbytes)
@@ -147,8 +145,7 @@ def _write(user: int, slot: int, data: int, nbytes: int) -> int:
     return _guard("write", write)
 
 
-@_structs.MediumSlot
-def _slot(user: int, slot: int) -> int | None:
+def on_slot(user: int, slot: int) -> int | None:
     address: int | None = None
 
     def find() -> None:
@@ -159,25 +156,21 @@ def _slot(user: int, slot: int) -> int | None:
     return address
 
 
-@_structs.MediumUnlink
-def _unlink(user: int) -> int:
+def on_unlink(user: int) -> int:
     return _guard("unlink", lambda: _lent[user].unlink())
 
 
-@_structs.Drop
-def _drop(user: int) -> None:
+def on_drop(user: int) -> None:
     medium = _lent.pop(user, None)
     if medium is not None:
         _guard("close", medium.close)
 
 
-@_structs.Drop
-def _drop_class(user: int) -> None:
+def on_drop_class(user: int) -> None:
     _lent.pop(user, None)
 
 
-@_structs.Attach
-def _attach(user: int, buf_name: bytes, fd: int, slot_count: int, slot_stride: int, out: Any) -> int:
+def on_attach(user: int, buf_name: bytes, fd: int, slot_count: int, slot_stride: int, out: Any) -> int:
     def attach() -> None:
         kind = _lent[user]
         if fd >= 0:
@@ -194,3 +187,12 @@ def _attach(user: int, buf_name: bytes, fd: int, slot_count: int, slot_stride: i
 
     return _guard("attach", attach)
 
+
+# The C side of them; they live as long as the module.
+_read = _structs.MediumRead(on_read)
+_write = _structs.MediumWrite(on_write)
+_slot = _structs.MediumSlot(on_slot)
+_unlink = _structs.MediumUnlink(on_unlink)
+_drop = _structs.Drop(on_drop)
+_drop_class = _structs.Drop(on_drop_class)
+_attach = _structs.Attach(on_attach)

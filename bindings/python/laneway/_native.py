@@ -119,9 +119,7 @@ def find_library() -> Path:
         if found:
             return found[-1]
     looked = ", ".join(str(p) for group in _places() for p in group)
-    raise ImportError(
-        f"the Laneway library was not found; looked for {looked}. Set LANEWAY_LIBRARY, or build it: cargo build --release"
-    )
+    raise ImportError(f"the Laneway library was not found; looked for {looked}. Set LANEWAY_LIBRARY, or build it: cargo build --release")
 
 
 def _places() -> Iterator[list[Path]]:

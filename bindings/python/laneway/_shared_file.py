@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import mmap
@@ -77,9 +78,7 @@ class SharedFile:
         try:
             count, stride = _geometry(fd, path)
             if (slot_count, slot_stride) not in ((0, 0), (count, stride)):
-                raise Corrupt(
-                    f"{path} has {count} slots of {stride} bytes; expected {slot_count} slots of {slot_stride}"
-                )
+                raise Corrupt(f"{path} has {count} slots of {stride} bytes; expected {slot_count} slots of {slot_stride}")
             return cls(names[0], run_id, fd, count, stride, owned=False)
         finally:
             os.close(fd)
@@ -103,10 +102,9 @@ class SharedFile:
         mapping, self._map = self._map, None
         self.__dict__.pop("_pin", None)
         if mapping is not None:
-            try:
+            # Views hold the mmap object, which unmaps when they are gone.
+            with contextlib.suppress(BufferError):
                 mapping.close()
-            except BufferError:
-                pass  # views hold the mmap object, which unmaps when they are gone
 
     def unlink(self) -> None:
         """Removes the name."""
@@ -172,7 +170,5 @@ def _geometry(fd: int, path: str) -> tuple[int, int]:
 
 def _remove(name: str, pid: int) -> None:
     if os.getpid() == pid:
-        try:
+        with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(DIRECTORY, name))
-        except FileNotFoundError:
-            pass

@@ -280,6 +280,10 @@ def _room(options: Options) -> tuple[int, int, int]:
     batch = min(_BATCH, max(1, have // (2 * workers)))
     slots = min(options.slot_count, have - workers * batch)
     _log.info(
-        "student: the medium's %d slots are shared out: %d in flight and held, %d workers of %d tasks at once", have, slots, workers, batch
+        "student: the medium's %d slots are shared out: %d in flight and held, %d workers of %d tasks at once",
+        have,
+        slots,
+        workers,
+        batch,
     )
     return slots, workers, batch

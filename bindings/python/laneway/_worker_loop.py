@@ -157,7 +157,7 @@ class WorkerLoop:
             self._write(address, data, "fill_fn", task)
 
     def _tasks(self, raw: bytes) -> list[tuple[Task, int]]:
-        tasks = []
+        tasks: list[tuple[Task, int]] = []
         for values in _structs.TASK.iter_unpack(raw):
             address, capacity, _, lane, step, seed, generation, *model, _, attempt, _ = values
             task = Task()
@@ -184,7 +184,7 @@ class WorkerLoop:
         # A slot's views depend on nothing but its address: one config, and the memory is the student's in any case.
         if len(self._views) >= _MOST_VIEWS:
             self._views.clear()
-        buffer = (ctypes.c_ubyte * self._size).from_address(address) if self._plan else None
+        buffer: Any = (ctypes.c_ubyte * self._size).from_address(address)
         views = {name: view(np.ndarray(shape, dtype, buffer, offset)) for name, shape, dtype, offset, view in self._plan}
         self._views[address] = views
         return views
@@ -218,7 +218,7 @@ class WorkerLoop:
     @property
     def generation(self) -> int:
         """The number of the newest model known."""
-        return self._with_handle(_native.lib().lw_worker_generation, 0)
+        return int(self._with_handle(_native.lib().lw_worker_generation, 0))
 
     @property
     def model_id(self) -> str | None:

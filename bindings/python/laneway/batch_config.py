@@ -140,7 +140,7 @@ class BatchConfig:
             ValueError: not YAML, or not what was expected; names the file.
         """
         try:
-            import yaml
+            import yaml  # type: ignore[import-untyped,unused-ignore]
         except ImportError as error:
             raise ImportError("BatchConfig.from_yaml needs PyYAML: pip install pyyaml") from error
         with open(path, encoding="utf-8") as file:
@@ -219,9 +219,7 @@ class BatchConfig:
         """
         as_torch = _dtypes.use_torch(framework)
         buffer = self._buffer(data, as_torch)
-        return {
-            spec.name: _dtypes.viewer(spec.dtype, as_torch)(self._array(buffer, i)) for i, spec in enumerate(self._specs)
-        }
+        return {spec.name: _dtypes.viewer(spec.dtype, as_torch)(self._array(buffer, i)) for i, spec in enumerate(self._specs)}
 
     def decode_single(self, data: Any, name: str, framework: Framework = "auto") -> Any:
         """The tensor of that name, as :meth:`decode` gives it; nothing else is touched."""

@@ -97,7 +97,7 @@ class Broker:
     def _serve(self, handle: int) -> None:
         try:
             _native.check(_native.lib().lw_broker_run(handle))
-        except Exception as error:  # noqa: BLE001 - it is raised again by run()
+        except Exception as error:
             self._failure = error
             _log.error("broker: ended: %s", error)
 

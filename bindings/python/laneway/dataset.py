@@ -210,7 +210,9 @@ class DistillIterableDataset(_Base):
         medium = self._medium
         if isinstance(medium, str):
             if medium.startswith("file:") and workers > 1 and "{lane}" not in medium:
-                raise ValueError(f"medium is {medium!r}, and {workers} processes iterate: each needs a file of its own; put {{lane}} into the path")
+                raise ValueError(
+                    f"medium is {medium!r}, and {workers} processes iterate: each needs a file of its own; put {{lane}} into the path"
+                )
             return medium.replace("{lane}", str(lane))
         return medium if medium is None else medium(lane)
 
@@ -242,7 +244,9 @@ def wait_for_sample(student: OpenStudent, parent: int | None) -> bytes | None:
             return None
         if now > hint_at:
             generation = student.generation
-            what = "no model is set (client.set_model)" if generation == 0 else f"model generation {generation} is set; is a worker running?"
+            what = (
+                "no model is set (client.set_model)" if generation == 0 else f"model generation {generation} is set; is a worker running?"
+            )
             _log.warning("dataset: lane %d: no sample for %.0f s: %s", student.lane, _HINT_S, what)
             hint_at = now + int(_HINT_S * 1e9)
 

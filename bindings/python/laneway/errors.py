@@ -128,11 +128,9 @@ class TaskError(LanewayError, RuntimeError):
 
     def __init__(self, message: str = "") -> None:
         super().__init__(message)
-        self.lane = _number(r"lane (\d+)", message)
-        self.step = _number(r"step (\d+)", message)
-        self.attempts = _number(r"(\d+) attempts?", message)
-        head, _, text = message.partition("\n")
-        self.text = text or head
+        found = _FAILED_TICKET.match(message)
+        self.lane, self.step, self.attempts = (int(n) for n in found.groups()) if found else (None, None, None)
+        self.text = message[found.end() :] if found else message
 
 
 class Corrupt(LanewayError, RuntimeError):
@@ -187,9 +185,7 @@ def from_status(status: int, message: str) -> LanewayError:
     return error
 
 
-def _number(pattern: str, text: str) -> int | None:
-    found = re.search(pattern, text.partition("\n")[0])
-    return int(found[1]) if found else None
-
+# How the library words it.
+_FAILED_TICKET = re.compile(r"ticket \(lane (\d+), step (\d+)\) failed after (\d+) attempts?: ")
 
 _BY_STATUS: dict[int, type[LanewayError]] = {int(kind.status): kind for kind in LanewayError.__subclasses__()}

@@ -61,8 +61,9 @@ def _receive(_user: int | None, level: int, target: bytes, message: bytes) -> No
     try:
         name = target.decode("utf-8", "replace").replace("::", ".")
         logging.getLogger(name).log(level, "%s", message.decode("utf-8", "replace"))
-    except Exception:  # noqa: BLE001 - nothing may be raised into the library
-        logging.lastResort and logging.lastResort.handleError(logging.makeLogRecord({"msg": message}))
+    except Exception:
+        if logging.lastResort is not None:
+            logging.lastResort.handleError(logging.makeLogRecord({"msg": message}))
 
 
 @atexit.register

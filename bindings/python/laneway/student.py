@@ -36,7 +36,22 @@ class SampleRef:
         copied: whether it is a copy outside the slots, because holding one more slot would have stopped the others.
     """
 
-    __slots__ = ("_as_torch", "_lease", "_owner", "_raw", "_released", "_tensors", "__weakref__", "copied", "generation", "lane", "seed", "slot_id", "step", "_address")
+    __slots__ = (
+        "__weakref__",
+        "_address",
+        "_as_torch",
+        "_lease",
+        "_owner",
+        "_raw",
+        "_released",
+        "_tensors",
+        "copied",
+        "generation",
+        "lane",
+        "seed",
+        "slot_id",
+        "step",
+    )
 
     def __init__(self, owner: OpenStudent, raw: bytes, as_torch: bool) -> None:
         self._owner, self._raw, self._as_torch = owner, raw, as_torch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.utils.data
@@ -94,9 +94,10 @@ class _Batches:
 
     def __init__(self, loader: DataLoader) -> None:
         self._loader = loader
-        self._dataset: DistillIterableDataset = loader.dataset
+        self._dataset = cast(DistillIterableDataset, loader.dataset)
         self._workers = loader.num_workers
         self._students: list[OpenStudent] = []
+        self._batch: _Batch | None = None
         try:
             for worker in range(max(1, self._workers)):
                 self._students.append(self._dataset.acquire(worker, self._workers))
@@ -105,7 +106,6 @@ class _Batches:
             raise
         cursors = [student.cursor for student in self._students]
         self._turn = cursors.index(min(cursors))
-        self._batch: _Batch | None = None
         self._pin = loader.pin_memory and torch.cuda.is_available()
 
     def __iter__(self) -> _Batches:
@@ -140,9 +140,9 @@ class _Batches:
 
     def close(self) -> None:
         """Gives back what a half-filled batch has taken, and closes the lanes."""
-        if getattr(self, "_batch", None) is not None and self._batch.taken:
-            self._students[self._turn].rewind(self._batch.first_step)
-            self._batch = None
+        batch, self._batch = self._batch, None
+        if batch is not None and batch.taken:
+            self._students[self._turn].rewind(batch.first_step)
         for worker in range(len(self._students)):
             self._dataset.give_up(worker, self._workers)
         self._students = []
@@ -150,7 +150,7 @@ class _Batches:
     def __del__(self) -> None:
         try:
             self.close()
-        except Exception as error:  # noqa: BLE001 - a destructor has nobody to tell but the log
+        except Exception as error:
             _log.debug("loader: at its end: %s", error)
 
 

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+
 from laneway import BatchConfig, TensorSpec
 
 torch = pytest.importorskip("torch")
@@ -122,7 +123,10 @@ def test_a_wrong_number_of_bytes_is_refused_with_both_numbers(images):
         (lambda: TensorSpec("x", (2**40, 2**40), "int8"), ["more than"]),
         (lambda: BatchConfig([]), ["at least one tensor"]),
         (lambda: BatchConfig([TensorSpec("x", (), "int8")] * 2), ["'x'", "twice"]),
-        (lambda: BatchConfig([{"name": "x", "shape": [1], "dtyp": "int8"}]), ["specs[0]", "dtyp", "did you mean 'dtype'"]),
+        (
+            lambda: BatchConfig([{"name": "x", "shape": [1], "dtyp": "int8"}]),
+            ["specs[0]", "dtyp", "did you mean 'dtype'"],
+        ),
         (lambda: BatchConfig([{"name": "x", "shape": [1]}]), ["specs[0]", "'dtype' is missing"]),
         (lambda: BatchConfig.from_dict({"spec": []}), ["'spec'", "did you mean 'specs'"]),
         (lambda: BatchConfig.from_dict({}), ["'specs' is missing"]),
@@ -147,7 +151,10 @@ def test_dtypes_of_torch_and_numpy_are_taken_by_their_names():
 
 
 def test_it_comes_from_dicts_yaml_hydra_and_omegaconf(tmp_path, images):
-    specs = [{"name": "x", "shape": [3, 224, 224], "dtype": "float32"}, {"name": "y", "shape": [1000], "dtype": "float32"}]
+    specs = [
+        {"name": "x", "shape": [3, 224, 224], "dtype": "float32"},
+        {"name": "y", "shape": [1000], "dtype": "float32"},
+    ]
     assert BatchConfig.from_dict({"specs": specs}) == images
     assert BatchConfig.from_dict(images.to_dict()) == images
     flow = "[{name: x, shape: [3, 224, 224], dtype: float32}, {name: y, shape: [1000], dtype: float32}]"

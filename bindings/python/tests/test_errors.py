@@ -3,6 +3,7 @@
 import pickle
 
 import pytest
+
 from laneway import LanewayError, TaskError, errors
 from laneway.errors import Status, from_status
 
@@ -48,7 +49,7 @@ def test_they_cross_processes_as_torch_and_multiprocessing_send_them():
 
 
 def test_a_failed_ticket_says_which_and_why():
-    error = TaskError("ticket (lane 3, step 17) failed after 2 attempts\nTraceback ...\nValueError: no teacher")
+    error = TaskError("ticket (lane 3, step 17) failed after 2 attempts: Traceback ...\nValueError: no teacher")
     assert (error.lane, error.step, error.attempts) == (3, 17, 2)
     assert error.text == "Traceback ...\nValueError: no teacher"
     assert pickle.loads(pickle.dumps(error)).step == 17

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+
 from laneway.errors import Corrupt, InUse, NoMemory, NotFound
 from laneway.mediums import Medium, MediumBase, SharedMemoryManager
 
@@ -17,7 +18,7 @@ class FileMedium(MediumBase):
         self._path = path
         self._slot_count = slot_count
         self._slot_stride = slot_stride
-        self._file = open(path, 'w+b')
+        self._file = open(path, "w+b")
         self._file.truncate(slot_count * slot_stride)
 
     @property
@@ -42,6 +43,7 @@ class FileMedium(MediumBase):
 
     def unlink(self) -> None:
         import os
+
         os.unlink(self._path)
 
 
@@ -116,7 +118,11 @@ def test_another_process_attaches_by_run_id():
                 "import sys; from laneway.mediums import SharedMemoryManager as S\n"
                 "S(2, 64, read_only=False, run_id=sys.argv[1]).write_slot(1, b'hello')"
             )
-            subprocess.run([sys.executable, "-c", code, shm.run_id], check=True, env={**os.environ, "PYTHONPATH": ":".join(sys.path)})
+            subprocess.run(
+                [sys.executable, "-c", code, shm.run_id],
+                check=True,
+                env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
+            )
             assert bytes(shm.read_slot_tensors(1)[:5]) == b"hello"
             assert os.path.exists(f"/dev/shm/{shm.buf_name}"), "a worker's end leaves the student's memory alone"
 
