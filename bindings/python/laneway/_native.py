@@ -29,7 +29,7 @@ monotonic_ns = time.monotonic_ns  # CLOCK_MONOTONIC: the clock of the library's 
 
 _status, _handle, _out, _len = c_int32, c_void_p, POINTER(c_void_p), POINTER(c_size_t)
 
-# What each function takes, and what it returns. Handles and buffers are void pointers: they take ints, arrays, byref() and bytes.
+# What each function takes, and what it returns; the version is asked first. Handles and buffers are void pointers: they take ints, arrays, byref() and bytes.
 _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "lw_abi_version": (c_uint32, []),
     "lw_version": (c_char_p, []),
@@ -95,15 +95,13 @@ def lib() -> Any:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise ImportError(f"cannot load the Laneway library {path}: {error}") from error
-    try:
-        for name, (returns, takes) in _PROTOTYPES.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = returns, takes
-    except AttributeError as error:
-        raise AbiMismatch(f"{path} lacks {error.args[0].rpartition(' ')[2]}: it is not the library of this package") from error
-    found = library.lw_abi_version()
-    if found != ABI_VERSION:
-        raise AbiMismatch(f"{path} speaks ABI {found}, this package {ABI_VERSION}: install both from one release")
+    for name, (returns, takes) in _PROTOTYPES.items():
+        function = getattr(library, name, None)
+        if function is None:
+            raise AbiMismatch(f"{path} lacks {name}: it is not the library of this package")
+        function.restype, function.argtypes = returns, takes
+        if name == "lw_abi_version" and (found := function()) != ABI_VERSION:
+            raise AbiMismatch(f"{path} speaks ABI {found}, this package {ABI_VERSION}: install both from one release")
     return library
 
 

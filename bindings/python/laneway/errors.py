@@ -126,6 +126,11 @@ class TaskError(LanewayError, RuntimeError):
 
     status = Status.TASK_FAILED
 
+    lane: int | None
+    step: int | None
+    attempts: int | None
+    text: str
+
     def __init__(self, message: str = "") -> None:
         super().__init__(message)
         found = _FAILED_TICKET.match(message)
