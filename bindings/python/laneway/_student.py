@@ -50,23 +50,24 @@ class Options:
     embedded_broker: bool = False
 
 
-class Lease:
-    """One reference to a sample's slot, as a buffer of its bytes: arrays made on it keep it alive, and the slot is free once it dies.
-
-    The class of a given size also derives from a ctypes array: see :func:`_lease_type`.
-    """
-
-    owner: OpenStudent
-    raw: bytes
-
-    def __del__(self) -> None:
-        self.owner.release_quietly(self.raw)
-
-
 @functools.cache
 def _lease_type(nbytes: int) -> Any:
-    # A ctypes array over given memory is the one buffer that pure Python can put a destructor on.
-    return type("Lease", (Lease, ctypes.c_ubyte * nbytes), {"__slots__": ("owner", "raw")})
+    """The class of leases for samples of that size: one reference to a slot, as a buffer of the sample's bytes.
+
+    Arrays made on a lease keep it alive, and the slot is free once it dies. A ctypes array over given memory is the one buffer
+    that pure Python can put a destructor on.
+    """
+
+    class Lease(ctypes.c_ubyte * nbytes):  # type: ignore[misc]
+        __slots__ = ("owner", "raw")
+
+        owner: OpenStudent
+        raw: bytes
+
+        def __del__(self) -> None:
+            self.owner.release_quietly(self.raw)
+
+    return Lease
 
 
 class OpenStudent:
