@@ -225,13 +225,13 @@ impl Header {
         let expected = Header::new(&sizes, uuid, self.owner_pid, self.owner_start, self.boot_hash);
         let sane =
             self.seats <= super::cell::MAX_SEATS && self.slots <= super::cell::MAX_SLOTS && self.cells.is_power_of_two() && self.cells <= 1 << 20;
-        if !sane
-            || expected.texts_at != self.texts_at
-            || expected.total_bytes != self.total_bytes
-            || expected.cells_at != self.cells_at
-            || expected.slots_at != self.slots_at
-        {
+        // Whatever else a newer minor version adds, every offset is that of its sizes.
+        if !sane || (Header { abi_minor: self.abi_minor, features_optional: self.features_optional, check: self.check, ..expected }) != *self {
             return refuse(Status::Corrupt, "its offsets do not follow from its sizes: damaged".into());
+        }
+        if self.slot_stride < self.sample_bytes {
+            let (stride, bytes) = (self.slot_stride, self.sample_bytes);
+            return refuse(Status::Corrupt, format!("its slots are {stride} bytes apart and a sample has {bytes}"));
         }
         if (file_len as u64) < self.total_bytes {
             return refuse(Status::Corrupt, format!("it should be {} bytes long and is {file_len}: cut short", self.total_bytes));
@@ -250,19 +250,23 @@ mod tests {
         let good = Header::new(&sizes, 1 << 100 | 5, 10, 20, 30);
         let len = good.total_bytes as usize;
         good.check(len).unwrap();
-        let mut resealed = Header { abi_major: 2, ..good };
-        resealed.check = fnv1a(&resealed.checked_bytes());
-        let mut features = Header { features_required: 4, ..good };
-        features.check = fnv1a(&features.checked_bytes());
-        let mut offsets = Header { slots_at: good.slots_at + 64, ..good };
-        offsets.check = fnv1a(&offsets.checked_bytes());
+        let sealed = |mut header: Header| {
+            header.check = fnv1a(&header.checked_bytes());
+            header
+        };
         for (header, len, word) in [
             (Header { magic: 0, ..good }, len, "not a segment"),
             (Header { endian: ENDIAN.swap_bytes(), ..good }, len, "byte order"),
-            (resealed, len, "version 2.0"),
-            (features, len, "features 0x4"),
+            (sealed(Header { abi_major: 2, ..good }), len, "version 2.0"),
+            (sealed(Header { features_required: 4, ..good }), len, "features 0x4"),
             (Header { slots: 81, ..good }, len, "check sum"),
-            (offsets, len, "offsets"),
+            (sealed(Header { seats_at: good.seats_at + 256, ..good }), len, "offsets"),
+            (sealed(Header { cells_at: good.cells_at + 64, ..good }), len, "offsets"),
+            (sealed(Header { slots_at: good.slots_at + 64, ..good }), len, "offsets"),
+            (sealed(Header { texts_at: good.texts_at - 4096, ..good }), len, "offsets"),
+            (sealed(Header { total_bytes: 8192, ..good }), len, "offsets"),
+            (sealed(Header { cells: 65, ..good }), len, "offsets"),
+            (sealed(Header { slot_stride: 64, ..good }), len, "64 bytes apart"),
             (good, len - 1, "cut short"),
         ] {
             let e = header.check(len).unwrap_err();

@@ -41,7 +41,7 @@ impl Attachment {
         let segment = Segment::open(segment.as_fd(), Some(layout.hash()))?;
         let place = segment.seats().get(seat as usize).filter(|s| s.uuid() == own_uuid && s.state() == SeatState::Taken);
         let place = place.ok_or_else(|| Error::new(Status::Refused, format!("seat {seat} of that student is not this worker's")))?;
-        let opened = Attachment::open_medium(&student, &segment, payload, slot_size, custom);
+        let opened = Attachment::open_medium(&student, &segment, &layout, payload, slot_size, custom);
         let medium = opened.inspect_err(|_| place.leave())?;
         Ok(Attachment { student, seat, segment, medium, layout, pidfd, dead: AtomicBool::new(false), hint: AtomicU32::new(seat) })
     }
@@ -49,13 +49,16 @@ impl Attachment {
     fn open_medium(
         student: &StudentIntro,
         segment: &Segment,
+        layout: &Layout,
         payload: Option<OwnedFd>,
         slot_size: u64,
         custom: &[Box<dyn Attach>],
     ) -> Result<Box<dyn Medium>> {
         let header = segment.header();
-        if header.sample_bytes != slot_size {
-            let message = format!("samples of that student have {} bytes and this worker makes {slot_size}", header.sample_bytes);
+        // What is written is as long as the layout says: all three must be the same, or a write could end beyond its slot.
+        if header.sample_bytes != slot_size || layout.nbytes() as u64 != slot_size {
+            let (segment, layout) = (header.sample_bytes, layout.nbytes());
+            let message = format!("samples of that student have {layout} bytes ({segment} in its segment) and this worker makes {slot_size}");
             return Err(Error::new(Status::LayoutMismatch, message));
         }
         medium::attach(custom, &student.medium.kind, &student.medium.buf_name, payload, header.slots, header.slot_stride as usize)
