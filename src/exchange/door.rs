@@ -49,7 +49,7 @@ pub enum ToBroker {
     },
     /// The peer's own counters, for `laneway top`: an object of at most [`MAX_REPORT`] bytes.
     Report {
-        /// Passed on as it is; `samples`, a count that only grows, also gives the rate shown.
+        /// Passed on as it is; `delivered` of a student and `made` of a worker also give the rate shown.
         counters: serde_json::Map<String, serde_json::Value>,
     },
 }

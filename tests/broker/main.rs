@@ -3,6 +3,7 @@
 mod child;
 mod hostile;
 mod limits;
+mod program;
 mod raw;
 mod registration;
 mod restart;

@@ -208,7 +208,7 @@ fn statistics_show_everybody_and_what_they_report() {
     let mut samples = 0;
     let seen = loop {
         samples += 100;
-        s.report(serde_json::json!({"samples": samples, "in_flight": 4, "window": 8}));
+        s.report(serde_json::json!({"delivered": samples, "in_flight": 4, "window": 8}));
         let seen: serde_json::Value = serde_json::from_str(&w.broker_stats(soon()).unwrap()).unwrap();
         if seen["students"][0]["report"]["rate"].is_number() {
             break seen;
@@ -218,7 +218,10 @@ fn statistics_show_everybody_and_what_they_report() {
     };
     let report = &seen["students"][0]["report"];
     assert!(report["rate"].as_f64().unwrap() > 0.0 && report["counters"]["in_flight"] == 4, "{seen}");
-    assert_eq!((&seen["students"][0]["seated"], &seen["workers"][0]["worker_id"], &seen["pairs"][0]["state"]), (&1.into(), &9.into(), &"seated".into()));
+    assert_eq!(
+        (&seen["students"][0]["seated"], &seen["workers"][0]["worker_id"], &seen["pairs"][0]["state"]),
+        (&1.into(), &9.into(), &"seated".into())
+    );
     let counters = broker.stats();
     assert_eq!((counters.students, counters.workers, counters.pairs, counters.malformed), (1, 1, 1, 0));
     assert_eq!((counters.messages["HELLO"], counters.messages["door join"], counters.messages["door seated"]), (2, 2, 1));

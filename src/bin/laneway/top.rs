@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 pub const COMMAND: Command = Command {
     name: "top",
     about: "Show students, workers and their rates, live\n\n\
-        `slow` marks a worker that takes more than 4 times as long for a sample as the median of its model's workers,\n\
+        `slow` marks a worker that takes more than 4 times as long for a sample as the median of its generation's workers,\n\
         `silent` a peer that has not reported for 3 s, `stopped` one whose process is stopped.",
     flags: &[
         Flag { name: "--dir", value: Some("DIR"), help: "where the broker's sockets are (default: $LANEWAY_DIR, /tmp/laneway-<uid>)" },
@@ -76,31 +76,21 @@ fn show(stats: &Value) -> String {
     let counter = |peer: &Value, name: &str| word(&peer["report"]["counters"][name]);
     let student = |s: &Value| {
         let name = format!("{}/{} {}", word(&s["group"]), word(&s["rank"]), word(&s["role"]));
-        let window = ["in_flight", "window"].map(|n| counter(s, n)).join("/");
-        vec![name, word(&s["pid"]), word(&s["lane"]), word(&s["seated"]), window, counter(s, "samples"), rate(s), counter(s, "generation"), state(s, None)]
+        let window = ["in_flight", "slots"].map(|n| counter(s, n)).join("/");
+        let (delivered, generation) = (counter(s, "delivered"), counter(s, "generation"));
+        vec![name, word(&s["pid"]), word(&s["lane"]), word(&s["seated"]), window, delivered, rate(s), generation, state(s, None)]
     };
-    let students: Vec<_> = list(&stats["students"]).map(student).collect();
+    let headings = ["STUDENT", " PID", " LANE", " WORKERS", " IN FLIGHT", " DELIVERED", " RATE/S", " GENERATION", "STATE"];
     text += "\n";
-    text += &table(&["STUDENT", " PID", " LANE", " WORKERS", " IN FLIGHT", " SAMPLES", " RATE/S", " GENERATION", "STATE"], &students);
+    text += &table(&headings, &list(&stats["students"]).map(student).collect::<Vec<_>>());
     let worker = |w: &Value| {
-        let batch = word(&w["batch_size"]);
-        let slow = median_ms(stats, w);
-        vec![
-            word(&w["worker_id"]),
-            word(&w["pid"]),
-            word(&w["seated"]),
-            batch,
-            counter(w, "batch_ms"),
-            counter(w, "samples"),
-            rate(w),
-            counter(w, "generation"),
-            state(w, slow),
-            counter(w, "model"),
-        ]
+        let batch_ms = w["report"]["counters"]["batch_ns"].as_f64().map_or("-".into(), |ns| format!("{:.1}", ns / 1e6));
+        let (made, generation) = (counter(w, "made"), counter(w, "generation"));
+        vec![word(&w["worker_id"]), word(&w["pid"]), word(&w["seated"]), batch_ms, made, rate(w), generation, state(w, median_ms(stats, w))]
     };
-    let workers: Vec<_> = list(&stats["workers"]).map(worker).collect();
+    let headings = ["WORKER", " PID", " STUDENTS", " BATCH MS", " MADE", " RATE/S", " GENERATION", "STATE"];
     text += "\n";
-    text += &table(&["WORKER", " PID", " STUDENTS", " BATCH", " BATCH MS", " SAMPLES", " RATE/S", " GENERATION", "STATE", "MODEL"], &workers);
+    text += &table(&headings, &list(&stats["workers"]).map(worker).collect::<Vec<_>>());
     text
 }
 
@@ -122,16 +112,18 @@ fn rate(peer: &Value) -> String {
     peer["report"]["rate"].as_f64().map_or("-".into(), |r| format!("{r:.1}"))
 }
 
-/// Milliseconds for one sample.
+/// Milliseconds for one sample, from the last batch and the mean number of samples in one.
 fn sample_ms(worker: &Value) -> Option<f64> {
-    let counters = &worker["report"]["counters"];
-    Some(counters["batch_ms"].as_f64()? / counters["batch_samples"].as_f64().unwrap_or(1.0).max(1.0))
+    let counter = |name: &str| worker["report"]["counters"][name].as_f64();
+    let samples = counter("made")? / counter("batches")?.max(1.0);
+    Some(counter("batch_ns")? / 1e6 / samples.max(1.0))
 }
 
-/// The median of that over the workers of the same model.
+/// The median of that over the workers that have made something with a model of the same generation.
 fn median_ms(stats: &Value, worker: &Value) -> Option<f64> {
-    let model = |w: &Value| w["report"]["counters"]["model"].clone();
-    let mut times: Vec<_> = list(&stats["workers"]).filter(|w| model(w) == model(worker)).filter_map(sample_ms).collect();
+    let generation = |w: &Value| w["report"]["counters"]["generation"].clone();
+    let made = |w: &&Value| w["report"]["counters"]["batches"].as_u64() > Some(0) && generation(w) == generation(worker);
+    let mut times: Vec<_> = list(&stats["workers"]).filter(made).filter_map(sample_ms).collect();
     times.sort_by(f64::total_cmp);
     times.get(times.len().checked_sub(1)? / 2).copied()
 }
@@ -154,14 +146,14 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn worker(id: i64, batch_ms: f64, silent_s: f64) -> Value {
-        json!({"worker_id": id, "pid": 4_000_000, "seated": 1, "batch_size": 4,
-            "report": {"counters": {"samples": 10, "model": "m", "batch_ms": batch_ms, "batch_samples": 4}, "rate": 2.0, "silent_s": silent_s}})
+    fn worker(id: i64, batch_ms: u64, silent_s: f64) -> Value {
+        let counters = json!({"made": 40, "batches": 10, "batch_ns": batch_ms * 1_000_000, "generation": 3});
+        json!({"worker_id": id, "pid": 4_000_000, "seated": 1, "report": {"counters": counters, "rate": 2.0, "silent_s": silent_s}})
     }
 
     #[test]
     fn slow_and_silent_workers_are_marked() {
-        let stats = json!({"broker": {}, "students": [], "models": [], "workers": [worker(1, 8.0, 0.1), worker(2, 8.0, 9.0), worker(3, 100.0, 0.1)]});
+        let stats = json!({"broker": {}, "students": [], "models": [], "workers": [worker(1, 8, 0.1), worker(2, 8, 9.0), worker(3, 100, 0.1)]});
         let shown = show(&stats);
         let line = |id: &str| shown.lines().find(|l| l.starts_with(id)).unwrap().to_owned();
         assert!(line("1 ").contains(" ok "), "{shown}");

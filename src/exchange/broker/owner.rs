@@ -138,6 +138,11 @@ impl Locked {
         serde_json::from_slice(&text).ok()
     }
 
+    /// Somebody has written into the file, even if what is there names no owner.
+    fn is_used(&self) -> bool {
+        self.file.metadata().is_ok_and(|m| m.len() > 0)
+    }
+
     fn write(&mut self, owner: &Owner) -> Result<()> {
         let text = serde_json::to_vec(owner).expect("an owner is always JSON");
         self.file
@@ -184,8 +189,8 @@ impl Claim {
             let hint = "stop that broker, or use other endpoints (LANEWAY_DIR)";
             return Err(Error::new(Status::InUse, format!("a broker owns {} already: {who} ({}); {hint}", endpoints.frontend, path.display())));
         }
+        let after_a_death = locked.is_used();
         locked.write(&me)?;
-        let after_a_death = before.is_some();
         Ok((Claim { path, me, after_a_death, inherited: before.map_or(Vec::new(), |o| o.sockets) }, locked))
     }
 
@@ -239,11 +244,12 @@ mod tests {
         // The same number, started at another time: a number that was used again.
         lock.write(&Owner { start_time: claim.me.start_time + 1, ..claim.me.clone() }).unwrap();
         drop(lock);
-        let (claim, mut lock) = Claim::take(&endpoints).unwrap();
+        let (claim, lock) = Claim::take(&endpoints).unwrap();
         assert!(claim.after_a_death);
         lock.file.set_len(9).unwrap();
         drop(lock);
         let (claim, lock) = Claim::take(&endpoints).unwrap();
+        assert!(claim.after_a_death);
         drop(lock);
         claim.release();
         fs::remove_dir(&dir).unwrap();

@@ -277,7 +277,8 @@ impl Registry {
     /// A peer tells of itself.
     pub fn report(&mut self, connection: Connection, counters: serde_json::Map<String, serde_json::Value>, now: Instant) {
         let Some(peer) = self.connections.get(&connection).and_then(|u| self.peers.get_mut(u)) else { return };
-        let samples = |c: &serde_json::Map<_, _>| c.get("samples").and_then(serde_json::Value::as_f64);
+        // A student counts what it delivered, a worker what it made.
+        let samples = |c: &serde_json::Map<_, _>| c.get("delivered").or(c.get("made")).and_then(serde_json::Value::as_f64);
         let before = peer.report.as_ref().and_then(|r| samples(&r.counters).map(|n| (n, r.at)));
         let rate = samples(&counters).zip(before).map(|(n, (old, at))| (n - old) / now.duration_since(at).as_secs_f64().max(1e-3));
         peer.report = Some(Report { counters, at: now, rate });
