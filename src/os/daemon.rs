@@ -17,13 +17,16 @@ pub fn raise_file_limit() {
     }
 }
 
-/// SIGINT, SIGTERM and SIGHUP, blocked in the thread that made it and in those that this thread starts later.
+/// SIGINT, SIGTERM and SIGHUP, blocked in the thread that made it and in those that this thread starts later. One that
+/// the process was started to ignore (`nohup`, a shell's background job) stays ignored.
 pub struct Termination(SigSet);
 
 impl Termination {
     /// Blocks them: for `main`, before anything is made that has to be removed again.
     pub fn block() -> Result<Termination> {
-        let set: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect();
+        let ignored = ignored_signals();
+        let all = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
+        let set: SigSet = all.into_iter().filter(|s| ignored & 1 << (*s as u64 - 1) == 0).collect();
         set.thread_block().map_err(|e| Error::io("pthread_sigmask", e))?;
         Ok(Termination(set))
     }
@@ -38,6 +41,13 @@ impl Termination {
         std::thread::Builder::new().name("lw-signals".into()).spawn(watch).map_err(|e| Error::io("thread", e))?;
         Ok(())
     }
+}
+
+// A signal that is blocked arrives even where it is ignored, so the ones ignored must be known. Bit n is signal n + 1.
+fn ignored_signals() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).map(|m| u64::from_str_radix(m.trim(), 16));
+    mask.and_then(std::result::Result::ok).unwrap_or(0)
 }
 
 /// A pipe, close-on-exec: reading end, writing end.

@@ -176,7 +176,7 @@ impl Bystanders {
 #[test]
 fn every_mutated_message_on_every_socket_is_answered_and_the_broker_goes_on() {
     let dir = Dir::new();
-    let mut broker = Program::start_with(&dir, &["--log", "off"]);
+    let mut broker = Program::start(&dir);
     let bystanders = Bystanders::join(&dir);
     let (leader, _) = join_student(&dir, student("hostile", 0));
     let Endpoints { frontend, backend, control, .. } = dir.endpoints();
@@ -199,7 +199,7 @@ fn every_mutated_message_on_every_socket_is_answered_and_the_broker_goes_on() {
 #[test]
 fn whatever_bytes_come_over_a_socket_the_broker_goes_on() {
     let dir = Dir::new();
-    let _broker = Program::start_with(&dir, &["--log", "off"]);
+    let _broker = Program::start(&dir);
     let bystanders = Bystanders::join(&dir);
     // ZMTP 3.0: greeting with mechanism NULL, READY, then frames of whatever length they claim.
     let mut greeting = vec![0xFF, 0, 0, 0, 0, 0, 0, 0, 1, 0x7F, 3, 0];
@@ -243,7 +243,7 @@ fn descriptors(kinds: &[u8]) -> Vec<OwnedFd> {
 #[test]
 fn whatever_comes_through_the_door_the_broker_goes_on() {
     let dir = Dir::new();
-    let _broker = Program::start_with(&dir, &["--log", "off"]);
+    let _broker = Program::start(&dir);
     let bystanders = Bystanders::join(&dir);
     let valid = |session| {
         let messages = [

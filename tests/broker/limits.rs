@@ -31,7 +31,7 @@ fn error(door: &Door) -> String {
 #[test]
 fn what_is_handed_over_must_be_what_it_should_be() {
     let dir = Dir::new();
-    let _broker = Program::start_with(&dir, &["--log", "off"]);
+    let _broker = Program::start(&dir);
     let mut other = std::process::Command::new("sleep").arg("100").spawn().unwrap();
     let others = pidfd_of(other.id()).unwrap();
     let mut dead = std::process::Command::new("true").spawn().unwrap();
@@ -80,7 +80,7 @@ fn what_is_handed_over_must_be_what_it_should_be() {
 #[test]
 fn descriptors_that_are_refused_are_closed() {
     let dir = Dir::new();
-    let broker = Program::start_with(&dir, &["--log", "off"]);
+    let broker = Program::start(&dir);
     let open = || std::fs::read_dir(format!("/proc/{}/fd", broker.0.id())).unwrap().count();
     let door = Door::connect(&dir);
     door.say_bytes(b"{}", &[]).unwrap();
@@ -99,7 +99,7 @@ fn descriptors_that_are_refused_are_closed() {
 #[test]
 fn a_reader_that_does_not_read_loses_its_connection_and_holds_up_nobody() {
     let dir = Dir::new();
-    let broker = Program::start_with(&dir, &["--log", "off"]);
+    let broker = Program::start(&dir);
     let door = Door::connect(&dir);
     let mut lines = 0;
     // Each line is answered with an error; none is read.
@@ -119,7 +119,7 @@ fn a_reader_that_does_not_read_loses_its_connection_and_holds_up_nobody() {
 #[test]
 fn models_that_nobody_reads_do_not_fill_the_broker() {
     let dir = Dir::new();
-    let broker = Program::start_with(&dir, &["--log", "off"]);
+    let broker = Program::start(&dir);
     let (leader, _) = join_student(&dir, student("job", 0));
     let (w, _) = join_worker(&dir, worker(1));
     leader.set_model("job", 1, &Model { id: "x".repeat(8 << 20), config: None }, soon()).unwrap();
@@ -141,7 +141,7 @@ fn models_that_nobody_reads_do_not_fill_the_broker() {
 #[test]
 fn introductions_that_nobody_follows_up_do_not_fill_the_broker() {
     let dir = Dir::new();
-    let broker = Program::start_with(&dir, &["--log", "off"]);
+    let broker = Program::start(&dir);
     let raw = Raw::connect(&dir.endpoints().backend);
     let hello = |n| {
         let mut intro = worker(n);
@@ -160,7 +160,7 @@ fn introductions_that_nobody_follows_up_do_not_fill_the_broker() {
 #[test]
 fn another_protocol_version_and_another_host_are_refused_by_name() {
     let dir = Dir::new();
-    let _broker = Program::start_with(&dir, &["--log", "off"]);
+    let _broker = Program::start(&dir);
     let raw = Raw::connect(&dir.endpoints().frontend);
     let mut frames = Message::new(Kind::Stats, 0, 9, &laneway::exchange::wire::Empty {}).into_frames();
     frames[0][4] = 2;

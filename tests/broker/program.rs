@@ -54,7 +54,7 @@ fn what_is_not_understood_is_an_error_with_a_suggestion() {
 #[test]
 fn top_shows_everybody_once_as_text_or_json() {
     let dir = Dir::new();
-    let broker = Program::start_with(&dir, &["--log", "off"]);
+    let broker = Program::start(&dir);
     let (_s, heard) = join_student(&dir, student("job", 0));
     let (_w, _) = join_worker(&dir, worker(77));
     heard.wait_for(1, "SEAT", |h| matches!(h, Heard::Seat { .. }));

@@ -222,7 +222,14 @@ fn statistics_show_everybody_and_what_they_report() {
         (&seen["students"][0]["seated"], &seen["workers"][0]["worker_id"], &seen["pairs"][0]["state"]),
         (&1.into(), &9.into(), &"seated".into())
     );
-    let counters = broker.stats();
+    let counters = loop {
+        let counters = broker.stats();
+        if counters.pairs == 1 {
+            break counters;
+        }
+        assert!(Instant::now() < until, "counters are at most a tenth of a second old: {counters:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    };
     assert_eq!((counters.students, counters.workers, counters.pairs, counters.malformed), (1, 1, 1, 0));
     assert_eq!((counters.messages["HELLO"], counters.messages["door join"], counters.messages["door seated"]), (2, 2, 1));
 }

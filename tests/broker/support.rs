@@ -68,7 +68,7 @@ impl Program {
     }
 
     pub fn start_with(dir: &Dir, more: &[&str]) -> Program {
-        let child = laneway(dir.path(), &["broker"]).args(more).spawn().unwrap();
+        let child = laneway(dir.path(), &["broker", "--log", "error"]).args(more).spawn().unwrap();
         let program = Program(child);
         laneway::exchange::ask::stats(&dir.endpoints().frontend, soon()).expect("the broker answers");
         program

@@ -4,8 +4,9 @@ use crate::base::{Error, Result, Status};
 use crate::exchange::ask;
 use crate::exchange::endpoints::Endpoints;
 use crate::os::host;
+use std::io::Read;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// How long the program may take to say that it serves or why it does not.
@@ -26,16 +27,26 @@ pub fn spawn_embedded(endpoints: &Endpoints) -> Result<()> {
         command.arg(format!("--{}", name.replace('_', "-"))).arg(endpoint);
     }
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-    // The program goes to the background and ends once it serves, or says why it does not. Whether it could be waited
-    // for (a host may ignore SIGCHLD) does not matter: what counts is that a broker answers.
-    let ended = command.spawn().map_err(said)?.wait_with_output();
-    ask::stats(&endpoints.frontend, deadline).map(drop).map_err(|unanswered| {
-        let words = ended.map(|o| String::from_utf8_lossy(&o.stderr).trim().to_owned()).unwrap_or_default();
-        match words.is_empty() {
-            true => unanswered.within(format_args!("{} was started", program.display())),
-            false => Error::new(Status::Io, format!("{} did not start a broker: {words}", program.display())),
-        }
+    let words = last_words(command.spawn().map_err(said)?, deadline);
+    // What counts is that a broker answers: this one, or one that was first.
+    ask::stats(&endpoints.frontend, deadline.max(Instant::now() + Duration::from_secs(1))).map(drop).map_err(|unanswered| match words.is_empty() {
+        true => unanswered.within(format_args!("{} was started", program.display())),
+        false => Error::new(Status::Io, format!("{} did not start a broker: {words}", program.display())),
     })
+}
+
+/// Waits for the program, which goes to the background and ends once it serves, or says why it does not. Whether it
+/// could be waited for does not matter: a host may ignore SIGCHLD.
+fn last_words(mut program: Child, deadline: Instant) -> String {
+    while matches!(program.try_wait(), Ok(None)) {
+        if Instant::now() >= deadline {
+            let _ = program.kill();
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let mut words = Vec::new();
+    let _ = program.stderr.take().map(|e| e.take(4096).read_to_end(&mut words));
+    String::from_utf8_lossy(&words).trim().to_owned()
 }
 
 /// The `laneway` program: `$LANEWAY_BIN`, else beside the shared library or in `../bin` of it, else beside this

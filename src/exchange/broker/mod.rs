@@ -28,7 +28,6 @@ pub use embedded::spawn_embedded;
 pub use stats::BrokerStats;
 
 use super::endpoints::Endpoints;
-use super::message::Uuid;
 use crate::base::{Error, Result, Status};
 use crate::os::event::Event;
 use crate::os::process;

@@ -76,9 +76,9 @@ impl Server {
     /// Serves until `wake` is set, STOP comes, or nobody has been there for long enough.
     pub fn run(&mut self, wake: &Wake, shared: &Mutex<BrokerStats>) {
         let mut ticked = Instant::now();
+        self.publish(ticked, shared);
         while !self.stopping {
             let now = Instant::now();
-            self.publish(now, shared);
             let due = (ticked + TICK).saturating_duration_since(now);
             let woken = self.wait(wake, due);
             let now = Instant::now();
@@ -90,6 +90,7 @@ impl Server {
             if now.duration_since(ticked) >= TICK {
                 ticked = now;
                 self.tick(now);
+                self.publish(now, shared);
             }
         }
         tracing::info!("broker {:016x} stops", self.stats.epoch);
@@ -109,6 +110,11 @@ impl Server {
     }
 
     fn publish(&mut self, now: Instant, shared: &Mutex<BrokerStats>) {
+        self.count(now);
+        shared.lock().unwrap_or_else(|e| e.into_inner()).clone_from(&self.stats);
+    }
+
+    fn count(&mut self, now: Instant) {
         let s = &mut self.stats;
         s.uptime_s = now.duration_since(self.started).as_secs_f64();
         s.students = self.registry.peers.values().filter(|p| matches!(p.intro, Intro::Student(..))).count();
@@ -116,7 +122,6 @@ impl Server {
         s.pairs = self.registry.pairs.values().filter(|p| matches!(p, Pair::Seated(_))).count();
         s.models = self.models.newest().map(|(_, _, _, kept)| kept).sum();
         s.model_bytes = self.models.bytes();
-        shared.lock().unwrap_or_else(|e| e.into_inner()).clone_from(s);
     }
 
     fn tick(&mut self, now: Instant) {
@@ -245,6 +250,7 @@ impl Server {
             (Kind::Hello, _) => self.hello(side, m, now),
             (Kind::Stats, _) => {
                 m.read::<Empty>()?;
+                self.count(now);
                 Ok(m.reply(Kind::StatsOk, &stats::full(&self.stats, &self.registry, &self.models, now)))
             }
             (Kind::Bye, Side::Frontend | Side::Backend) => {

@@ -3,12 +3,13 @@
 use super::models::Models;
 use super::peer::{Intro, Peer};
 use super::registry::{Pair, Registry};
+use crate::exchange::message::Uuid;
 use serde::Serialize;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
 
-/// A broker's counters. Times are in seconds, sizes in bytes.
+/// A broker's counters, at most a tenth of a second old. Times are in seconds, sizes in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct BrokerStats {
     /// Which broker process this is: random.
@@ -46,17 +47,23 @@ impl BrokerStats {
 pub fn full(stats: &BrokerStats, registry: &Registry, models: &Models, now: Instant) -> Value {
     let mut peers: Vec<_> = registry.peers.values().collect();
     peers.sort_unstable_by_key(|p| p.number);
+    let mut seats: HashMap<Uuid, usize> = HashMap::new();
+    for ((student, worker), _) in registry.pairs.iter().filter(|(_, p)| matches!(p, Pair::Seated(_))) {
+        *seats.entry(*student).or_default() += 1;
+        *seats.entry(*worker).or_default() += 1;
+    }
+    let seated = |uuid| seats.get(&uuid).copied().unwrap_or(0);
     let (mut students, mut workers) = (Vec::new(), Vec::new());
     for peer in peers {
         match &peer.intro {
             Intro::Student(s, layout) => students.push(json!({
                 "uuid": s.uuid, "pid": s.pid, "group": s.group, "rank": s.rank, "role": s.role, "data_worker": s.data_worker,
                 "data_workers": s.data_workers, "lane": s.lane, "medium": s.medium.kind, "sample_bytes": layout.nbytes(), "max_workers": s.max_workers,
-                "admitted": peer.admitted, "seated": seated(registry, |(student, _)| *student == s.uuid), "report": report(peer, now),
+                "admitted": peer.admitted, "seated": seated(s.uuid), "report": report(peer, now),
             })),
             Intro::Worker(w, _) => workers.push(json!({
                 "uuid": w.uuid, "pid": w.pid, "worker_id": w.worker_id, "slot_size": w.slot_size, "batch_size": w.batch_size,
-                "medium_kinds": w.medium_kinds, "seated": seated(registry, |(_, worker)| *worker == w.uuid), "report": report(peer, now),
+                "medium_kinds": w.medium_kinds, "seated": seated(w.uuid), "report": report(peer, now),
             })),
         }
     }
@@ -71,10 +78,6 @@ pub fn full(stats: &BrokerStats, registry: &Registry, models: &Models, now: Inst
         "version": env!("CARGO_PKG_VERSION"), "pid": crate::os::process::pid(), "host": crate::os::host::hostname(), "broker": stats,
         "students": students, "workers": workers, "pairs": pairs, "models": models.newest().map(model).collect::<Vec<_>>(),
     })
-}
-
-fn seated(registry: &Registry, whose: impl Fn(&(super::Uuid, super::Uuid)) -> bool) -> usize {
-    registry.pairs.iter().filter(|(key, p)| whose(key) && matches!(p, Pair::Seated(_))).count()
 }
 
 /// A peer's own counters, samples a second, and how long it has been silent; `null` before its first report.
