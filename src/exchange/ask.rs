@@ -35,7 +35,7 @@ fn ask(endpoint: &str, kind: Kind, body: &impl serde::Serialize, deadline: Insta
         let step = deadline.saturating_duration_since(now).min(Duration::from_millis(u64::from(RECONNECT_MS.unsigned_abs())));
         let Some(open) = &socket else {
             match endpoints::is_ours(endpoint)? {
-                true => socket = Some(dealer(&context, endpoint)?),
+                true => socket = Some(dealer(&context, endpoint, false)?),
                 false => std::thread::sleep(step),
             }
             continue;
@@ -56,11 +56,13 @@ fn ask(endpoint: &str, kind: Kind, body: &impl serde::Serialize, deadline: Insta
     }
 }
 
-/// A DEALER that queues nothing while nobody is connected.
-pub(super) fn dealer(context: &zmq::Context, endpoint: &str) -> Result<zmq::Socket> {
+/// A DEALER. An `immediate` one queues nothing while nobody is connected, so that a broker is never asked what its
+/// predecessor was meant to be; but when the connection ends, libzmq also drops the answers that it has not handed out
+/// yet, among them that of a broker which was asked to stop.
+pub(super) fn dealer(context: &zmq::Context, endpoint: &str, immediate: bool) -> Result<zmq::Socket> {
     let said = |e: zmq::Error| Error::new(Status::Io, format!("connect {endpoint}: {e}"));
     let socket = context.socket(zmq::DEALER).map_err(said)?;
-    socket.set_immediate(true).map_err(said)?;
+    socket.set_immediate(immediate).map_err(said)?;
     socket.set_linger(0).map_err(said)?;
     socket.set_reconnect_ivl(RECONNECT_MS).map_err(said)?;
     socket.set_ipv6(endpoint.contains('[')).map_err(said)?;

@@ -59,7 +59,7 @@ impl Thread {
         match &self.stage {
             Stage::Away { again } if now >= *again => match endpoints::is_ours(self.home_endpoint()) {
                 Ok(false) => self.stage = Stage::Away { again: now + RETRY },
-                Ok(true) => match dealer(&self.context, self.home_endpoint()) {
+                Ok(true) => match dealer(&self.context, self.home_endpoint(), true) {
                     Ok(socket) => {
                         self.home = Some(socket);
                         self.stage = Stage::Greeting { since: now, asked: None };

@@ -275,7 +275,7 @@ impl Thread {
         let for_control = self.calls[i].ask.is_for_control();
         if for_control && self.control.is_none() {
             match endpoints::is_ours(&self.endpoints.control)
-                .and_then(|there| if there { dealer(&self.context, &self.endpoints.control).map(Some) } else { Ok(None) })
+                .and_then(|there| if there { dealer(&self.context, &self.endpoints.control, true).map(Some) } else { Ok(None) })
             {
                 Ok(socket) => self.control = socket,
                 Err(e) => return self.calls.swap_remove(i).finish(Err(e)),
