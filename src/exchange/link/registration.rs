@@ -181,12 +181,16 @@ impl Thread {
         self.session = ok.session;
         (self.told, self.in_use_since) = (None, None);
         self.hints = self.subscribe().inspect_err(|e| tracing::warn!("no hints from the broker: {e}")).ok();
+        {
+            let mut state = self.shared.lock();
+            (state.epoch, state.session, state.host) = (epoch, ok.session, ok.host);
+            (state.connected, state.problem) = (true, None);
+        }
         self.tell(|peer| peer.joined(page, epoch));
         self.offer_model(now);
         self.joined_once = true;
-        let mut state = self.shared.lock();
-        (state.epoch, state.session, state.host) = (epoch, ok.session, ok.host);
-        (state.connected, state.joined, state.problem) = (true, true, None);
+        // Last: `connect` returns when the handle has heard of it.
+        self.shared.lock().joined = true;
         self.shared.changed.notify_all();
     }
 
