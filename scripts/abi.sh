@@ -9,9 +9,9 @@
 # has exactly the header's functions is tests/exports.rs's business, and that the header is the source's tests/header.rs's.
 set -eu
 cd "$(dirname "$0")/.."
-mode=${1:-check} header=include/laneway.h baseline=abi/laneway.xml suppressions=/dev/null
+mode=${1:-check} header=include/laneway.h baseline=abi/laneway.xml appended=
 case ${2:-} in
---appended) suppressions=abi/appended.suppr ;;
+--appended) appended="--suppressions abi/appended.suppr" ;;
 ?*) header=$2 ;;
 esac
 scratch=$(mktemp -d)
@@ -36,7 +36,7 @@ cc -std=c11 -g -O0 -w -shared -fPIC -I"$(dirname "$header")" -I. -Wl,-soname,"li
 abidw --no-corpus-path --no-comp-dir-path --no-show-locs --no-elf-needed "$scratch/liblaneway.so" > "$scratch/new.xml"
 
 same=yes
-[ ! -e "$baseline" ] || abidiff --no-added-syms --suppressions "$suppressions" "$baseline" "$scratch/new.xml" > "$scratch/diff" 2>&1 || same=no
+[ ! -e "$baseline" ] || abidiff --no-added-syms $appended "$baseline" "$scratch/new.xml" > "$scratch/diff" 2>&1 || same=no
 
 if [ "$same" = no ] && [ "$new" = "$old" ]; then
     cat "$scratch/diff"
