@@ -118,7 +118,7 @@ void lw_set_last_error(const char *text, size_t len);
 // compiled with. Any thread.
 uint32_t lw_abi_version(void);
 
-// The library's version, `"0.1.0"` say. A static string: never freed. Any thread.
+// The library's version, `"1.2.3"` say. A static string: never freed. Any thread.
 const char *lw_version(void);
 
 // Now, in nanoseconds of CLOCK_MONOTONIC: the clock of all deadlines. `lw_now() + 1000000` is a millisecond from now; a

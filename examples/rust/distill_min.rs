@@ -8,7 +8,10 @@
 //! work. examples/c, examples/cpp and examples/python hold the same program under the same name.
 
 use laneway::base::{DType, Layout, Result, Status, TensorSpec};
-use laneway::exchange::{Endpoints, Model, Numbering, Student, StudentOptions, StudentRole, Worker, WorkerOptions};
+use laneway::exchange::endpoints::Endpoints;
+use laneway::exchange::message::{Model, StudentRole};
+use laneway::exchange::student::{Numbering, Student, StudentOptions};
+use laneway::exchange::worker::{Worker, WorkerOptions};
 use laneway::os::clock;
 use std::sync::Arc;
 use std::time::Duration;

@@ -17,7 +17,7 @@ pub extern "C" fn lw_abi_version() -> u32 {
     LW_ABI_VERSION
 }
 
-/// The library's version, `"0.1.0"` say. A static string: never freed. Any thread.
+/// The library's version, `"1.2.3"` say. A static string: never freed. Any thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn lw_version() -> *const c_char {
     const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
