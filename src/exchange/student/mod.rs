@@ -3,10 +3,12 @@
 //! | file | what it does |
 //! |---|---|
 //! | [`window`](self) `window.rs` | tickets in flight: opening, fencing, collecting, failing |
+//! | `deaths.rs` | how often a ticket's worker has died |
 //! | `held.rs` | samples that the trainer still looks at |
 //! | `seats.rs` | who sits in the segment, and ringing them |
 //! | `sweeper.rs` | two native threads: deaths, suspicion, and memory that becomes free again |
 
+mod deaths;
 mod held;
 mod options;
 mod seats;
@@ -31,6 +33,7 @@ use crate::segment::cell::CellState;
 use crate::segment::group::GroupPage;
 use crate::segment::layout::Sizes;
 use crate::segment::region::Segment;
+use deaths::Deaths;
 use held::Held;
 use seats::Seats;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -101,6 +104,7 @@ pub(crate) struct Inner {
     link: OnceLock<Weak<Link>>,
     window: Mutex<Window>,
     held: Held,
+    deaths: Deaths,
     seats: Seats,
     stats: stats::Counters,
     spin: Spin,
@@ -183,6 +187,7 @@ impl Student {
         let inner = Arc::new(Inner {
             window: Mutex::new(Window::new(&segment)),
             held: Held::new(slots),
+            deaths: Deaths::new(segment.cells().len()),
             seats: Seats::new(options.max_workers),
             stats: stats::Counters::default(),
             spin: Spin::new(options.spin_us),
@@ -465,6 +470,29 @@ impl Inner {
         }
         if self.waiters.fetch_sub(1, Ordering::SeqCst) == 1 {
             hot.bell.awake();
+        }
+    }
+
+    /// Whether `next` would give something now: in order, the oldest ticket counts alone.
+    fn is_ready(&self) -> bool {
+        if self.options.arrival_order {
+            return self.any_full();
+        }
+        let hot = self.segment.hot();
+        let (oldest, opened) = (hot.oldest.0.load(Ordering::Acquire), hot.opened.0.load(Ordering::Acquire));
+        let cell = self.segment.cell(oldest);
+        let word = cell.word();
+        let exhausted = || cell.ticket(word).is_some_and(|t| self.exhausted(self.segment.cell_index(oldest), word, t.attempt).is_some());
+        oldest < opened && (word.state() == CellState::Full || exhausted())
+    }
+
+    /// The descriptor of `fd` stays readable only while a sample is ready. One that comes just after the look sets it again.
+    fn settle_event(&self) {
+        if let Some(event) = self.ready_event.get().filter(|_| !self.is_ready()) {
+            event.clear();
+            if self.is_ready() {
+                event.set();
+            }
         }
     }
 
