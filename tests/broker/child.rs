@@ -68,7 +68,8 @@ fn a_role_of_another_test() {
         }
         "student" => {
             let listener = Listener::new();
-            let hello = laneway::exchange::link::Hello::Student { intro: student("job", argument.parse().unwrap()), segment: memory(), payload: None };
+            let hello =
+                laneway::exchange::link::Hello::Student { intro: student("job", argument.parse().unwrap()), segment: memory(), payload: None };
             let _link = laneway::exchange::link::Link::connect(&endpoints(), hello, listener, soon()).unwrap();
             println!("READY joined");
             std::thread::sleep(PATIENCE * 10);

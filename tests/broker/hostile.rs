@@ -22,19 +22,33 @@ fn runner(cases: u32, seed: u64) -> TestRunner {
 /// One change of a message of frames.
 #[derive(Clone, Debug)]
 enum Change {
-    Byte { frame: usize, at: usize, to: u8 },
-    Cut { frame: usize, to: usize },
-    Append { frame: usize, bytes: Vec<u8> },
+    Byte {
+        frame: usize,
+        at: usize,
+        to: u8,
+    },
+    Cut {
+        frame: usize,
+        to: usize,
+    },
+    Append {
+        frame: usize,
+        bytes: Vec<u8>,
+    },
     DropFrame(usize),
     AddFrame(Vec<u8>),
     /// Another value in place of some value of the JSON body, the header's length put right.
-    Json { which: usize, value: String },
+    Json {
+        which: usize,
+        value: String,
+    },
     /// Another JSON body altogether.
     Body(String),
 }
 
 /// Values that programs are surprised by.
-const EDGE: &[&str] = &["null", "true", "-1", "0", "1e400", "18446744073709551616", "18446744073709551615", "\"\"", "\"\\u0000\"", "[]", "{}", "{\"a\":1}"];
+const EDGE: &[&str] =
+    &["null", "true", "-1", "0", "1e400", "18446744073709551616", "18446744073709551615", "\"\"", "\"\\u0000\"", "[]", "{}", "{\"a\":1}"];
 
 fn json_values() -> impl Strategy<Value = String> {
     prop_oneof![

@@ -67,7 +67,10 @@ fn what_is_handed_over_must_be_what_it_should_be() {
     door.say(&ToBroker::Join { session: session ^ 1, payload: false, group_page: false }, &[&good, &me]);
     assert!(error(&door).contains("session is not known"));
     door.say(&ToBroker::Join { session, payload: false, group_page: false }, &[&good, &me]);
-    assert!(matches!(door.hear(), Arrived::Message(FromBroker::Joined { .. }, fds) if fds.len() == 1), "the right things are taken, with the group's page");
+    assert!(
+        matches!(door.hear(), Arrived::Message(FromBroker::Joined { .. }, fds) if fds.len() == 1),
+        "the right things are taken, with the group's page"
+    );
     door.say(&ToBroker::Join { session, payload: false, group_page: false }, &[&good, &me]);
     assert!(error(&door).contains("joined already"));
     other.kill().unwrap();

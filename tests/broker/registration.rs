@@ -218,7 +218,10 @@ fn statistics_show_everybody_and_what_they_report() {
     };
     let report = &seen["students"][0]["report"];
     assert!(report["rate"].as_f64().unwrap() > 0.0 && report["counters"]["in_flight"] == 4, "{seen}");
-    assert_eq!((&seen["students"][0]["seated"], &seen["workers"][0]["worker_id"], &seen["pairs"][0]["state"]), (&1.into(), &9.into(), &"seated".into()));
+    assert_eq!(
+        (&seen["students"][0]["seated"], &seen["workers"][0]["worker_id"], &seen["pairs"][0]["state"]),
+        (&1.into(), &9.into(), &"seated".into())
+    );
     let counters = broker.stats();
     assert_eq!((counters.students, counters.workers, counters.pairs, counters.malformed), (1, 1, 1, 0));
     assert_eq!((counters.messages["HELLO"], counters.messages["door join"], counters.messages["door seated"]), (2, 2, 1));

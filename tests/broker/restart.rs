@@ -53,7 +53,8 @@ fn a_rank_that_is_new_after_a_kill_gets_the_page_of_one_that_was_there() {
     // The new rank is there first; the broker waits for one that still holds the page.
     let heard = Listener::new();
     let (d, peer) = (dir.endpoints(), heard.clone());
-    let new = std::thread::spawn(move || Link::connect(&d, Hello::Student { intro: student("job", 1), segment: memory(), payload: None }, peer, soon()));
+    let new =
+        std::thread::spawn(move || Link::connect(&d, Hello::Student { intro: student("job", 1), segment: memory(), payload: None }, peer, soon()));
     let _broker = Program::start(&dir);
     let _new = new.join().unwrap().unwrap();
     assert_eq!(pages(&heard)[0], pages(&old_heard)[0]);
@@ -89,7 +90,12 @@ fn a_broker_that_is_stopped_for_a_while_loses_nobody() {
     let broker = Program::start(&dir);
     let (w, heard) = join_worker(&dir, worker(1));
     broker.signal(Signal::SIGSTOP);
-    let e = Link::connect(&dir.endpoints(), Hello::Worker { intro: worker(2), bell: memory() }, Listener::new(), Instant::now() + Duration::from_millis(300));
+    let e = Link::connect(
+        &dir.endpoints(),
+        Hello::Worker { intro: worker(2), bell: memory() },
+        Listener::new(),
+        Instant::now() + Duration::from_millis(300),
+    );
     let e = e.err().expect("a stopped broker answers nobody");
     assert_eq!(e.status, Status::Timeout, "{e}");
     let second = laneway(dir.path(), &["broker"]).output().unwrap();

@@ -41,7 +41,8 @@ fn run(options: &Options) -> Result<ExitCode> {
 
 fn ours(dir: &Path) -> Result<Vec<(PathBuf, Metadata)>> {
     let entries = fs::read_dir(dir).map_err(|e| Error::io(dir.display(), e))?;
-    let mut found: Vec<_> = entries.flatten().filter_map(|e| Some((e.path(), fs::symlink_metadata(e.path()).ok()?))).filter(|(_, m)| m.uid() == host::uid()).collect();
+    let mut found: Vec<_> =
+        entries.flatten().filter_map(|e| Some((e.path(), fs::symlink_metadata(e.path()).ok()?))).filter(|(_, m)| m.uid() == host::uid()).collect();
     found.sort_by(|a, b| a.0.cmp(&b.0));
     Ok(found)
 }
@@ -49,7 +50,8 @@ fn ours(dir: &Path) -> Result<Vec<(PathBuf, Metadata)>> {
 impl Sweep {
     /// Owner files first: they say whose the sockets are. What no owner file names is a left-over if nobody listens.
     fn brokers(&mut self, dir: &Path) -> Result<()> {
-        for (path, _) in ours(dir)?.iter().filter(|(p, m)| m.is_file() && (p.ends_with("owner.json") || p.extension().is_some_and(|e| e == "owner"))) {
+        for (path, _) in ours(dir)?.iter().filter(|(p, m)| m.is_file() && (p.ends_with("owner.json") || p.extension().is_some_and(|e| e == "owner")))
+        {
             self.owner(path)?;
         }
         for (path, meta) in ours(dir)? {
@@ -75,7 +77,8 @@ impl Sweep {
         match locked.owner().map(|owner| (owner.life(), owner)) {
             Some((Life::Living(who), _)) => self.said += &format!("kept {}: {who}\n", path.display()),
             Some((Life::Dead, owner)) => {
-                let sockets = owner.sockets.iter().filter(|s| fs::symlink_metadata(s).is_ok_and(|m| m.file_type().is_socket() && m.uid() == host::uid()));
+                let sockets =
+                    owner.sockets.iter().filter(|s| fs::symlink_metadata(s).is_ok_and(|m| m.file_type().is_socket() && m.uid() == host::uid()));
                 sockets.for_each(|socket| self.remove(socket, &format!("of the dead broker {}", owner.pid)));
                 self.remove(path, &format!("of the dead broker {}", owner.pid));
             }

@@ -77,7 +77,17 @@ fn show(stats: &Value) -> String {
     let student = |s: &Value| {
         let name = format!("{}/{} {}", word(&s["group"]), word(&s["rank"]), word(&s["role"]));
         let window = ["in_flight", "window"].map(|n| counter(s, n)).join("/");
-        vec![name, word(&s["pid"]), word(&s["lane"]), word(&s["seated"]), window, counter(s, "samples"), rate(s), counter(s, "generation"), state(s, None)]
+        vec![
+            name,
+            word(&s["pid"]),
+            word(&s["lane"]),
+            word(&s["seated"]),
+            window,
+            counter(s, "samples"),
+            rate(s),
+            counter(s, "generation"),
+            state(s, None),
+        ]
     };
     let students: Vec<_> = list(&stats["students"]).map(student).collect();
     text += "\n";

@@ -135,7 +135,10 @@ pub fn check_agree(student: &Intro, worker: &Intro) -> Result<()> {
         None if w.slot_size == wanted.nbytes() as u64 => {}
         None => {
             let (slot, bytes) = (w.slot_size, wanted.nbytes());
-            return Err(Error::new(Status::LayoutMismatch, format!("slot_size is {slot} for the worker, and a sample of the student's layout has {bytes} bytes")));
+            return Err(Error::new(
+                Status::LayoutMismatch,
+                format!("slot_size is {slot} for the worker, and a sample of the student's layout has {bytes} bytes"),
+            ));
         }
     }
     if !w.medium_kinds.contains(&s.medium.kind) {

@@ -300,7 +300,6 @@ impl Thread {
             call.finish(result);
         }
     }
-
 }
 
 /// The two descriptors of an introduction, of the right kinds.
