@@ -15,7 +15,7 @@ use super::bell::StudentBell;
 use super::cell::Cell;
 use super::seat::Seat;
 use super::slot::Slot;
-use super::sync::{AtomicU32, AtomicU64};
+use super::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::base::{Error, Result, Status, fnv1a};
 use std::mem::{offset_of, size_of};
 
@@ -95,6 +95,8 @@ pub struct Hot {
     pub oldest: Line64,
     /// Slots that may be taken now.
     pub active_slots: Line32,
+    /// Name of the group page that tickets' generations belong to, low and high half: set before the first ticket is opened.
+    pub group: Pair64,
 }
 
 /// One word with a pair of cache lines to itself (adjacent lines are fetched together).
@@ -105,6 +107,24 @@ pub struct Line64(pub AtomicU64, [u64; 15]);
 #[repr(C, align(128))]
 pub struct Line32(pub AtomicU32, [u32; 31]);
 
+/// Two words with a pair of cache lines to themselves.
+#[repr(C, align(128))]
+pub struct Pair64([AtomicU64; 2], [u64; 14]);
+
+impl Pair64 {
+    /// Writes a 128-bit name; whoever it is for is told of it by a later release.
+    pub fn set(&self, name: u128) {
+        self.0[0].store(name as u64, Ordering::Relaxed);
+        self.0[1].store((name >> 64) as u64, Ordering::Relaxed);
+    }
+
+    /// The name.
+    pub fn get(&self) -> u128 {
+        let half = |i: usize| u128::from(self.0[i].load(Ordering::Relaxed));
+        half(0) | half(1) << 64
+    }
+}
+
 /// Size of the pages for [`Header`] and [`Hot`] together.
 pub const FRONT_BYTES: usize = 8192;
 /// Offset of [`Hot`].
@@ -113,8 +133,9 @@ pub const HOT_AT: usize = 4096;
 const _: () = {
     assert!(offset_of!(Header, features_required) == 16 && offset_of!(Header, layout_hash) == 32 && offset_of!(Header, uuid) == 56);
     assert!(offset_of!(Header, owner_pid) == 88 && offset_of!(Header, slot_stride) == 104 && offset_of!(Header, check) == 144);
-    assert!(size_of::<Header>() == 152 && size_of::<Hot>() == 768 && size_of::<Cell>() == 64 && size_of::<Slot>() == 64 && size_of::<Seat>() == 256);
+    assert!(size_of::<Header>() == 152 && size_of::<Hot>() == 896 && size_of::<Cell>() == 64 && size_of::<Slot>() == 64 && size_of::<Seat>() == 256);
     assert!(offset_of!(Hot, bell) == 128 && offset_of!(Hot, opened) == 384 && offset_of!(Hot, oldest) == 512 && offset_of!(Hot, active_slots) == 640);
+    assert!(offset_of!(Hot, group) == 768);
     assert!(offset_of!(Seat, idle) == 128);
 };
 

@@ -3,10 +3,12 @@
 //! | file | what it does |
 //! |---|---|
 //! | [`window`](self) `window.rs` | tickets in flight: opening, fencing, collecting, failing |
+//! | `deaths.rs` | how often a ticket's worker has died |
 //! | `held.rs` | samples that the trainer still looks at |
 //! | `seats.rs` | who sits in the segment, and ringing them |
 //! | `sweeper.rs` | two native threads: deaths, suspicion, and memory that becomes free again |
 
+mod deaths;
 mod held;
 mod options;
 mod seats;
@@ -22,7 +24,7 @@ use crate::exchange::broker::spawn_embedded;
 use crate::exchange::link::{Hello, Link, Peer};
 use crate::exchange::message::{Model, StudentIntro, Uuid, WorkerIntro};
 use crate::exchange::spin::Spin;
-use crate::medium::Medium;
+use crate::medium::Owned;
 use crate::os::clock::{self, Nanos};
 use crate::os::event::Event;
 use crate::os::{futex, process};
@@ -31,6 +33,7 @@ use crate::segment::cell::CellState;
 use crate::segment::group::GroupPage;
 use crate::segment::layout::Sizes;
 use crate::segment::region::Segment;
+use deaths::Deaths;
 use held::Held;
 use seats::Seats;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -42,6 +45,11 @@ use window::{Collected, Window};
 
 /// How long a sleeping student waits before it looks at the generation again while no model is set yet.
 const NO_MODEL_SLICE: Duration = Duration::from_millis(5);
+
+/// Generations that `set_model` passes over, at most, because leaders that died had begun them.
+const MOST_SKIPPED: u64 = 1000;
+/// How long a leader that starts again waits for its group's current model.
+const MODEL_PATIENCE: Duration = Duration::from_millis(200);
 
 /// A sample as `next` delivers it. It comes with one reference: pass it to `release` when no view of it is left.
 #[derive(Clone, Copy, Debug)]
@@ -94,13 +102,14 @@ pub(crate) struct Inner {
     lane: u64,
     forks: u32,
     segment: Segment,
-    medium: Box<dyn Medium>,
+    medium: Owned,
     group: OnceLock<GroupPage>,
     /// The page's descriptor, offered again to a broker that has lost it.
     group_fd: OnceLock<OwnedFd>,
     link: OnceLock<Weak<Link>>,
     window: Mutex<Window>,
     held: Held,
+    deaths: Deaths,
     seats: Seats,
     stats: stats::Counters,
     spin: Spin,
@@ -145,7 +154,8 @@ impl Student {
             layout_hash: options.layout.hash(),
         };
         let mut options = options;
-        let medium = std::mem::replace(&mut options.medium, crate::medium::MediumChoice::Shm).create(slots, options.layout.nbytes())?;
+        let choice = std::mem::replace(&mut options.medium, crate::medium::MediumChoice::Shm);
+        let medium = Owned::new(choice.create(slots, options.layout.nbytes())?);
         let slots = slots.min(medium.slot_count());
         if slots <= options.slot_count {
             let message = format!(
@@ -158,7 +168,7 @@ impl Student {
             );
             return Err(Error::invalid(message));
         }
-        medium.reserve(options.slot_count).inspect_err(|_| drop(medium.unlink()))?;
+        medium.reserve(options.slot_count)?;
         let (segment, segment_fd) = Segment::create(&Sizes { slots, slot_stride: medium.slot_stride() as u64, ..sizes })?;
         segment.hot().active_slots.0.store(options.slot_count, Ordering::Release);
         let payload = medium.share().map(|fd| fd.try_clone_to_owned()).transpose().map_err(|e| Error::io("duplicating a descriptor", e))?;
@@ -183,6 +193,7 @@ impl Student {
         let inner = Arc::new(Inner {
             window: Mutex::new(Window::new(&segment)),
             held: Held::new(slots),
+            deaths: Deaths::new(segment.cells().len()),
             seats: Seats::new(options.max_workers),
             stats: stats::Counters::default(),
             spin: Spin::new(options.spin_us),
@@ -214,6 +225,7 @@ impl Student {
         }
         let link = Arc::new(link);
         let _ = inner.link.set(Arc::downgrade(&link));
+        inner.remember_model(&link);
         *student.link.lock().unwrap_or_else(PoisonError::into_inner) = Some(link);
         Ok(student)
     }
@@ -227,8 +239,8 @@ impl Student {
         link.ok_or_else(|| Error::new(Status::Closed, "this student is closed"))
     }
 
-    /// Makes `model` the group's model and returns its generation: after that no sample of an older one is delivered by any rank, and no ticket is skipped. Only the leader
-    /// (rank 0, role client) may. Waits for the broker until `deadline`.
+    /// Makes `model` the group's model and returns its generation, which is higher than all before: after that no sample of an older one is delivered by any rank,
+    /// and no ticket is skipped. Only the leader (rank 0, role client) may. Waits for the broker until `deadline`.
     pub fn set_model(&self, model: Model, deadline: Nanos) -> Result<u64> {
         self.check()?;
         if !self.inner.options.numbering.leads() {
@@ -240,15 +252,25 @@ impl Student {
         }
         let link = self.link()?;
         let model = Arc::new(model);
+        let mut skipped = 0;
         loop {
             let from = self.inner.page().generation();
-            link.set_model(&self.inner.group_name, from + 1, &model, clock::instant(deadline))?;
+            let to = from + 1 + skipped;
+            match link.set_model(&self.inner.group_name, to, &model, clock::instant(deadline)) {
+                Ok(()) => {}
+                // A leader that died, or gave up waiting, before it raised the generation has left another model under this number. Nobody can have used it.
+                Err(e) if matches!(e.status, Status::InUse | Status::Stale) && skipped < MOST_SKIPPED => {
+                    skipped += 1;
+                    continue;
+                }
+                Err(e) => return Err(e),
+            }
             // Kept before the fence falls, so that a broker that starts right now learns of it from us.
-            *self.inner.model.lock().unwrap_or_else(PoisonError::into_inner) = Some((from + 1, model.clone()));
-            if self.inner.page().raise(from) {
-                tracing::info!(generation = from + 1, "model '{}' set for group {}", super::short(&model.id), self.inner.group_name);
+            *self.inner.model.lock().unwrap_or_else(PoisonError::into_inner) = Some((to, model.clone()));
+            if self.inner.page().raise(from, to) {
+                tracing::info!(generation = to, "model '{}' set for group {}", super::short(&model.id), self.inner.group_name);
                 self.inner.refresh();
-                return Ok(from + 1);
+                return Ok(to);
             }
         }
     }
@@ -401,9 +423,7 @@ impl Inner {
         if let Some(page) = self.group.get().filter(|_| self.owns_lane.swap(false, Ordering::AcqRel)) {
             page.disown_lane(self.lane);
         }
-        if let Err(e) = self.medium.unlink() {
-            tracing::warn!("closing the medium: {e}");
-        }
+        self.medium.unlink();
     }
 
     fn check(&self) -> Result<()> {
@@ -414,6 +434,17 @@ impl Inner {
             return Err(Error::new(Status::Closed, "this student is closed"));
         }
         Ok(())
+    }
+
+    /// A leader that continues where another process stopped keeps its group's current model, to offer it to the next broker.
+    fn remember_model(&self, link: &Link) {
+        let generation = self.page().generation();
+        if self.options.numbering.leads() && generation > 0 {
+            match link.get_model(&self.group_name, generation, std::time::Instant::now() + MODEL_PATIENCE) {
+                Ok(model) => *self.model.lock().unwrap_or_else(PoisonError::into_inner) = Some((generation, model)),
+                Err(e) => tracing::info!("the model of generation {generation} is not known any more ({e}): set_model sets another one"),
+            }
+        }
     }
 
     fn page(&self) -> &GroupPage {
@@ -465,6 +496,29 @@ impl Inner {
         }
         if self.waiters.fetch_sub(1, Ordering::SeqCst) == 1 {
             hot.bell.awake();
+        }
+    }
+
+    /// Whether `next` would give something now: in order, the oldest ticket counts alone.
+    fn is_ready(&self) -> bool {
+        if self.options.arrival_order {
+            return self.any_full();
+        }
+        let hot = self.segment.hot();
+        let (oldest, opened) = (hot.oldest.0.load(Ordering::Acquire), hot.opened.0.load(Ordering::Acquire));
+        let cell = self.segment.cell(oldest);
+        let word = cell.word();
+        let exhausted = || cell.ticket(word).is_some_and(|t| self.exhausted(self.segment.cell_index(oldest), word, t.attempt).is_some());
+        oldest < opened && (word.state() == CellState::Full || exhausted())
+    }
+
+    /// The descriptor of `fd` stays readable only while a sample is ready. One that comes just after the look sets it again.
+    fn settle_event(&self) {
+        if let Some(event) = self.ready_event.get().filter(|_| !self.is_ready()) {
+            event.clear();
+            if self.is_ready() {
+                event.set();
+            }
         }
     }
 
@@ -545,6 +599,8 @@ impl Peer for StudentPeer {
                         had.uuid()
                     );
                 } else {
+                    // Before anybody here can open a ticket: generations are numbers of this page.
+                    self.inner.segment.hot().group.set(uuid);
                     let _ = self.inner.group.set(page);
                     let _ = self.inner.group_fd.set(fd);
                 }

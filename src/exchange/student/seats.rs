@@ -94,7 +94,7 @@ impl Inner {
         if self.closed.load(Ordering::Acquire) {
             return refuse("the student is closing".into());
         }
-        let mut seats = self.seats.0.write().unwrap_or_else(PoisonError::into_inner);
+        let seats = self.seats.read();
         if let Some(seat) = seats.iter().position(|o| o.as_ref().is_some_and(|o| o.uuid == worker.uuid.0)) {
             return Ok(seat as u32);
         }
@@ -112,6 +112,8 @@ impl Inner {
                 worker.label()
             ));
         };
+        // Only this thread, the link's, fills seats: none is taken meanwhile. Reserving gigabytes takes a while, for which nobody is to wait.
+        drop(seats);
         let bell = Doorbell::map(bell.as_fd())?;
         // Room first: a worker that sits here can always write its batch.
         let hot = self.segment.hot();
@@ -124,7 +126,7 @@ impl Inner {
             hot.active_slots.0.store(slots, Ordering::Release);
         }
         tracing::info!(seat, "{} attached", worker.label());
-        seats[seat] = Some(Arc::new(Occupant {
+        self.seats.0.write().unwrap_or_else(PoisonError::into_inner)[seat] = Some(Arc::new(Occupant {
             uuid: worker.uuid.0,
             label: worker.label(),
             pid: process::pid_of(pidfd.as_fd()),

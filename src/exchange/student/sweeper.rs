@@ -12,7 +12,7 @@ use crate::segment::cell::CellState;
 use crate::segment::seat::SeatState;
 use crate::segment::slot;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -37,8 +37,7 @@ fn spawn(name: &str, inner: &Arc<Inner>, body: impl FnOnce(&Inner) + Send + 'sta
 
 impl Sweeper {
     pub fn start(inner: &Arc<Inner>) -> Result<Sweeper> {
-        let deaths = inner.window().deaths();
-        let threads = vec![spawn("lw-watch", inner, watch)?, spawn("lw-sweep", inner, move |inner| sweep(inner, &deaths))?];
+        let threads = vec![spawn("lw-watch", inner, watch)?, spawn("lw-sweep", inner, sweep)?];
         Ok(Sweeper { inner: inner.clone(), threads: Mutex::new(threads) })
     }
 
@@ -97,16 +96,19 @@ struct Orphan {
     since: i64,
 }
 
+/// One claim: position and opening of the ticket, the seat, and when.
+type Claim = (u64, u64, u32, u64);
+
 #[derive(Default)]
 struct Suspicion {
-    /// The last ticket given to a second worker: position and opening.
-    last: Option<(u64, u64)>,
+    /// The last claim whose ticket was given to another worker.
+    last: Option<Claim>,
     /// The oldest ticket, its opening, and since when it is the oldest and open.
     waiting: Option<(u64, u64, i64)>,
     looked_at_proc: i64,
 }
 
-fn sweep(inner: &Inner, deaths: &[AtomicU32]) {
+fn sweep(inner: &Inner) {
     let mut orphans: Vec<Orphan> = Vec::new();
     let mut suspicion = Suspicion::default();
     while !inner.closed.load(Ordering::Acquire) {
@@ -117,16 +119,17 @@ fn sweep(inner: &Inner, deaths: &[AtomicU32]) {
             let alive = occupant.bell.alive();
             let seen = alive.load(Ordering::Acquire);
             if seen & futex::OWNER_DIED != 0 {
+                let sign = clock::now();
                 if !occupant.marked.swap(true, Ordering::AcqRel) {
-                    let sign = clock::now();
                     // The kernel woke one sleeper; the other students that share this worker sleep on the same word.
                     futex::wake(alive, i32::MAX);
-                    take_back(inner, deaths, *seat, sign, &mut orphans);
                 }
+                // Again in every turn until there is proof: the process's other threads may have run on for a moment and claimed more.
+                take_back(inner, *seat, sign, &mut orphans);
             } else if seen != 0 {
                 words.push((alive, seen));
             }
-            bury(inner, deaths, *seat, occupant, &mut orphans);
+            bury(inner, *seat, occupant, &mut orphans);
         }
         watch_orphans(inner, &mut orphans);
         let busy = suspect(inner, &occupants, &mut suspicion);
@@ -135,16 +138,19 @@ fn sweep(inner: &Inner, deaths: &[AtomicU32]) {
 }
 
 /// Opens again what a seat has claimed. Ones that killed too many workers stay claimed: the next `next` delivers them as errors.
-fn take_back(inner: &Inner, deaths: &[AtomicU32], seat: u32, sign: i64, orphans: &mut Vec<Orphan>) {
+fn take_back(inner: &Inner, seat: u32, sign: i64, orphans: &mut Vec<Orphan>) {
     let mut reopened = 0;
     for (index, cell) in inner.segment.cells().iter().enumerate() {
         let word = cell.word();
         if word.state() != CellState::Claimed || word.seat() != seat {
             continue;
         }
-        let before = cell.ticket(word).map_or(0, |t| t.attempt);
-        let died = u64::from(deaths[index].fetch_add(1, Ordering::AcqRel)) + 1;
-        if before + died >= u64::from(inner.options.max_attempts) {
+        let Some(ticket) = cell.ticket(word) else { continue };
+        if inner.exhausted(index, word, ticket.attempt).is_some() {
+            continue;
+        }
+        inner.deaths.add(index, word.version());
+        if inner.exhausted(index, word, ticket.attempt).is_some() {
             futex::ring(&inner.segment.hot().bell.word);
         } else if cell.reopen(word) {
             orphans.push(Orphan { index, version: word.version(), since: sign });
@@ -158,7 +164,7 @@ fn take_back(inner: &Inner, deaths: &[AtomicU32], seat: u32, sign: i64, orphans:
 }
 
 /// After proof, or after the worker has left by itself: its claims and its memory are free, and so is its seat.
-fn bury(inner: &Inner, deaths: &[AtomicU32], seat: u32, occupant: &Occupant, orphans: &mut Vec<Orphan>) {
+fn bury(inner: &Inner, seat: u32, occupant: &Occupant, orphans: &mut Vec<Orphan>) {
     let hinted = occupant.hinted.swap(false, Ordering::AcqRel);
     let dead = occupant.dead.load(Ordering::Acquire) || hinted && process::has_died(occupant.pidfd.as_fd());
     let place = &inner.segment.seats()[seat as usize];
@@ -166,7 +172,7 @@ fn bury(inner: &Inner, deaths: &[AtomicU32], seat: u32, occupant: &Occupant, orp
     if !dead && !left {
         return;
     }
-    take_back(inner, deaths, seat, clock::now(), orphans);
+    take_back(inner, seat, clock::now(), orphans);
     let is_full = |cell: u32, version: u64, slot: u32| {
         inner.segment.cells().get(cell as usize).is_some_and(|c| {
             let word = c.word();
@@ -180,6 +186,10 @@ fn bury(inner: &Inner, deaths: &[AtomicU32], seat: u32, occupant: &Occupant, orp
     tracing::info!(seat, freed, "{} {}", occupant.label, if left { "left" } else { "died" });
     place.vacate();
     inner.seats.remove(seat);
+    if left {
+        // It has opened what it had in hand again by itself, and rang nobody.
+        inner.ring_workers(u32::MAX);
+    }
 }
 
 fn watch_orphans(inner: &Inner, orphans: &mut Vec<Orphan>) {
@@ -198,20 +208,18 @@ fn watch_orphans(inner: &Inner, orphans: &mut Vec<Orphan>) {
     });
 }
 
-/// Gives the oldest ticket to an idle worker if the one that has it is stopped or slow, and rings again if nobody took it. Returns whether tickets are in flight.
+/// Gives the oldest ticket to another worker if the one that has it is stopped, or is slow while another is idle, and rings again if nobody took it. Returns
+/// whether tickets are in flight.
+///
+/// A slow worker costs one duplicate an opening. A stopped one makes nothing: each worker that is found stopped with the ticket costs one.
 fn suspect(inner: &Inner, occupants: &[(u32, Arc<Occupant>)], state: &mut Suspicion) -> bool {
     let hot = inner.segment.hot();
     let oldest = hot.oldest.0.load(Ordering::Acquire);
     if oldest >= hot.opened.0.load(Ordering::Acquire) {
         return false;
     }
-    let seats = inner.segment.seats();
     let cell = inner.segment.cell(oldest);
     let word = cell.word();
-    let someone_idle = || {
-        bell::opened();
-        occupants.iter().any(|(seat, _)| *seat != word.seat() && seats[*seat as usize].idle.is_idle())
-    };
     let now = clock::now();
     match word.state() {
         CellState::Open => match state.waiting {
@@ -224,18 +232,23 @@ fn suspect(inner: &Inner, occupants: &[(u32, Arc<Occupant>)], state: &mut Suspic
             }
             _ => state.waiting = Some((oldest, word.version(), now)),
         },
-        CellState::Claimed if state.last != Some((oldest, word.version())) => {
-            let age = (now.saturating_sub(cell.claimed_at() as i64)).max(0) as u64;
+        CellState::Claimed => {
+            let claim = (oldest, word.version(), word.seat(), cell.claimed_at());
+            let age = (now.saturating_sub(claim.3 as i64)).max(0) as u64;
             let limit = inner.suspect_after.load(Ordering::Relaxed);
-            let slow = limit != NEVER_SUSPECT && age > limit;
-            let mut stopped = false;
-            if !slow && age > STOPPED_AFTER && now - state.looked_at_proc > QUIET.as_nanos() as i64 && someone_idle() {
+            let first = state.last.is_none_or(|(position, version, ..)| (position, version) != (oldest, word.version()));
+            let exhausted = cell.ticket(word).is_none_or(|t| inner.exhausted(inner.segment.cell_index(oldest), word, t.attempt).is_some());
+            if exhausted || state.last == Some(claim) {
+            } else if first && limit != NEVER_SUSPECT && age > limit && someone_idle(inner, occupants, word.seat()) {
+                state.last = Some(claim);
+                give_again(inner, oldest, None);
+            } else if age > STOPPED_AFTER && now - state.looked_at_proc > QUIET.as_nanos() as i64 {
                 state.looked_at_proc = now;
                 let pid = occupants.iter().find(|(seat, _)| *seat == word.seat()).and_then(|(_, o)| o.pid);
-                stopped = pid.is_some_and(process::is_stopped);
-            }
-            if (slow || stopped) && someone_idle() {
-                give_again(inner, oldest, stopped.then_some(word.seat()), state);
+                if pid.is_some_and(process::is_stopped) {
+                    state.last = Some(claim);
+                    give_again(inner, oldest, Some(word.seat()));
+                }
             }
         }
         _ => {}
@@ -243,29 +256,25 @@ fn suspect(inner: &Inner, occupants: &[(u32, Arc<Occupant>)], state: &mut Suspic
     true
 }
 
-/// Opens the oldest ticket for a second worker; all of a stopped worker's, since each would have to wait in its turn.
-fn give_again(inner: &Inner, oldest: u64, stopped_seat: Option<u32>, state: &mut Suspicion) {
+fn someone_idle(inner: &Inner, occupants: &[(u32, Arc<Occupant>)], but: u32) -> bool {
+    bell::opened();
+    let seats = inner.segment.seats();
+    occupants.iter().any(|(seat, _)| *seat != but && seats[*seat as usize].idle.is_idle())
+}
+
+/// Opens the oldest ticket for another worker; all of a stopped worker's, since each would have to wait in its turn.
+fn give_again(inner: &Inner, oldest: u64, stopped: Option<u32>) {
+    let opened = inner.segment.hot().opened.0.load(Ordering::Acquire);
+    let positions = if stopped.is_some() { oldest..opened } else { oldest..oldest + 1 };
     let mut given = 0;
-    for position in oldest..inner.segment.hot().opened.0.load(Ordering::Acquire) {
+    for position in positions {
         let cell = inner.segment.cell(position);
         let word = cell.word();
-        let ours = position == oldest || stopped_seat == Some(word.seat());
-        if ours && cell.reopen(word) {
-            given += 1;
-            if position == oldest {
-                state.last = Some((position, word.version()));
-            }
-        }
-        if stopped_seat.is_none() {
-            break;
-        }
+        given += u32::from(stopped.is_none_or(|seat| word.seat() == seat) && cell.reopen(word));
     }
     if given > 0 {
-        tracing::info!(
-            given,
-            "tickets from position {oldest} on are given to a second worker: the first is {}",
-            if stopped_seat.is_some() { "stopped" } else { "slow" }
-        );
+        let why = if stopped.is_some() { "stopped" } else { "slow" };
+        tracing::info!(given, "tickets from position {oldest} on are given to another worker: the one that has them is {why}");
         inner.stats.suspected.fetch_add(u64::from(given), Ordering::Relaxed);
         inner.ring_workers(given);
     }
@@ -276,7 +285,7 @@ fn herald(inner: &Inner) {
     while !inner.closed.load(Ordering::Acquire) {
         inner.waiters.fetch_add(1, Ordering::SeqCst);
         let value = hot.bell.prepare(bell::ANY);
-        if let Some(event) = inner.ready_event.get().filter(|_| inner.any_full()) {
+        if let Some(event) = inner.ready_event.get().filter(|_| inner.is_ready()) {
             event.set();
         }
         futex::wait(&hot.bell.word, value, clock::SLICE);

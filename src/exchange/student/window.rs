@@ -6,7 +6,7 @@ use crate::os::memory::AlignedBuf;
 use crate::segment::cell::{CellState, CellWord, Ticket};
 use crate::segment::region::Segment;
 use crate::segment::slot::{Content, SlotState};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
 /// Durations remembered for the 95th percentile, and how many must be known before anybody is suspected of being slow.
 const DURATIONS: usize = 64;
@@ -43,8 +43,6 @@ struct Found {
 pub struct Window {
     /// By cell index, for positions `oldest..opened`.
     entries: Box<[Entry]>,
-    /// Attempts that ended with a worker's death, by cell index; the sweeper adds.
-    deaths: std::sync::Arc<[AtomicU32]>,
     oldest: u64,
     opened: u64,
     in_flight: u32,
@@ -72,7 +70,6 @@ impl Window {
         let cells = segment.cells().len();
         Window {
             entries: vec![Entry::default(); cells].into(),
-            deaths: (0..cells).map(|_| AtomicU32::new(0)).collect(),
             oldest: 0,
             opened: 0,
             in_flight: 0,
@@ -84,11 +81,6 @@ impl Window {
             durations: [0; DURATIONS],
             known: 0,
         }
-    }
-
-    /// The death counts by cell, for the sweeper.
-    pub fn deaths(&self) -> std::sync::Arc<[AtomicU32]> {
-        self.deaths.clone()
     }
 
     /// Opens what is missing and delivers up to `max` samples that are there.
@@ -111,13 +103,12 @@ impl Window {
                     if self.unrung * 4 >= target.max(1) {
                         self.ring(inner);
                     }
-                    if let Some(event) = inner.ready_event.get().filter(|_| !inner.any_full()) {
-                        event.clear();
-                    }
+                    inner.settle_event();
                     return Ok(Collected::Some);
                 }
                 Gathered::None => {
                     self.ring(inner);
+                    inner.settle_event();
                     let wanted = (!inner.options.arrival_order && self.oldest < self.opened).then_some(self.oldest);
                     return Ok(Collected::Wait { wanted });
                 }
@@ -187,8 +178,9 @@ impl Window {
     fn open_at(&mut self, inner: &Inner, ticket: Ticket) -> CellWord {
         let index = inner.segment.cell_index(ticket.position);
         let cell = &inner.segment.cells()[index];
-        discard(inner, index, cell.withdraw());
-        self.deaths[index].store(0, Ordering::Relaxed);
+        let withdrawn = cell.withdraw();
+        discard(inner, index, withdrawn);
+        inner.deaths.reset(index, withdrawn.version() + 1);
         let word = cell.open(&ticket);
         self.entries[index] = Entry { ticket, version: word.version(), done: false };
         self.unrung += 1;
@@ -204,7 +196,7 @@ impl Window {
             if !entry.done {
                 let word = inner.segment.cells()[index].word();
                 let full = word.state() == CellState::Full && word.version() == entry.version;
-                let failure = if full { self.look(inner, position, word) } else { self.exhausted(inner, index, word) };
+                let failure = if full { self.look(inner, position, word) } else { inner.exhausted(index, word, entry.ticket.attempt) };
                 match failure {
                     None if full => {}
                     None if inner.options.arrival_order => {}
@@ -254,21 +246,13 @@ impl Window {
         None
     }
 
-    /// A cell whose workers died as often as allowed.
-    fn exhausted(&self, inner: &Inner, index: usize, word: CellWord) -> Option<String> {
-        let deaths = u64::from(self.deaths[index].load(Ordering::Acquire));
-        let attempts = self.entries[index].ticket.attempt + deaths;
-        (deaths > 0 && attempts >= u64::from(inner.options.max_attempts) && word.state() == CellState::Claimed)
-            .then(|| "the worker died while making it".to_owned())
-    }
-
     /// An attempt failed: opens the ticket again, or gives it up with an error.
     fn fail(&mut self, inner: &Inner, position: u64, text: &str) -> Result<()> {
         let index = inner.segment.cell_index(position);
         let entry = self.entries[index];
         let seen = inner.segment.cells()[index].withdraw();
         discard(inner, index, seen);
-        let deaths = u64::from(self.deaths[index].swap(0, Ordering::AcqRel));
+        let deaths = inner.deaths.count(index, entry.version);
         let raised = u64::from(seen.state() == CellState::Full);
         let attempts = entry.ticket.attempt + deaths + raised;
         inner.stats.failed_attempts.fetch_add(1, Ordering::Relaxed);
@@ -401,5 +385,14 @@ fn discard(inner: &Inner, index: usize, withdrawn: CellWord) {
         if word.state() == SlotState::Ready && content.cell == index as u32 && content.version == withdrawn.version() {
             slot.free(word);
         }
+    }
+}
+
+impl Inner {
+    /// What is wrong with a cell whose workers died as often as allowed. It stays CLAIMED by the last of them until it is delivered as an error.
+    pub(super) fn exhausted(&self, index: usize, word: CellWord, attempt: u64) -> Option<String> {
+        let deaths = self.deaths.count(index, word.version());
+        let given_up = word.state() == CellState::Claimed && deaths > 0 && attempt + deaths >= u64::from(self.options.max_attempts);
+        given_up.then(|| "the worker died while making it".to_owned())
     }
 }

@@ -3,6 +3,7 @@
 use crate::base::{Error, Layout, Result, Status};
 use crate::exchange::message::StudentIntro;
 use crate::medium::{self, Attach, Medium};
+use crate::os::clock::{self, Nanos};
 use crate::os::process;
 use crate::segment::cell::{CellState, CellWord};
 use crate::segment::region::Segment;
@@ -10,7 +11,7 @@ use crate::segment::seat::{Seat, SeatState};
 use crate::segment::slot::SlotWord;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 pub struct Attachment {
     pub student: StudentIntro,
@@ -22,6 +23,9 @@ pub struct Attachment {
     /// The student's process has died: proof.
     pub dead: AtomicBool,
     hint: AtomicU32,
+    /// Tickets of this generation are left alone until that time: their model cannot be had now, or no slot is free. 0: none are.
+    blocked_generation: AtomicU64,
+    blocked_until: AtomicI64,
 }
 
 impl Attachment {
@@ -43,7 +47,18 @@ impl Attachment {
         let place = place.ok_or_else(|| Error::new(Status::Refused, format!("seat {seat} of that student is not this worker's")))?;
         let opened = Attachment::open_medium(&student, &segment, &layout, payload, slot_size, custom);
         let medium = opened.inspect_err(|_| place.leave())?;
-        Ok(Attachment { student, seat, segment, medium, layout, pidfd, dead: AtomicBool::new(false), hint: AtomicU32::new(seat) })
+        Ok(Attachment {
+            student,
+            seat,
+            segment,
+            medium,
+            layout,
+            pidfd,
+            dead: AtomicBool::new(false),
+            hint: AtomicU32::new(seat),
+            blocked_generation: AtomicU64::new(0),
+            blocked_until: AtomicI64::new(0),
+        })
     }
 
     fn open_medium(
@@ -98,6 +113,35 @@ impl Attachment {
     /// The first OPEN cell's position and word.
     pub fn first_open(&self) -> Option<(u64, CellWord)> {
         self.positions().map(|p| (p, self.segment.cell(p).word())).find(|(_, w)| w.state() == CellState::Open)
+    }
+
+    /// The generation of the first open ticket, if the student serves and that generation is not blocked here.
+    pub fn wanted(&self) -> Option<u64> {
+        let (position, word) = self.is_serving().then(|| self.first_open())??;
+        let generation = self.segment.cell(position).ticket(word)?.generation;
+        (!self.is_blocked() || self.blocked_generation.load(Ordering::Relaxed) != generation).then_some(generation)
+    }
+
+    /// Leaves tickets of that generation alone for a while, so that they keep nobody else's waiting.
+    pub fn block(&self, generation: u64, until: Nanos) {
+        self.blocked_generation.store(generation, Ordering::Relaxed);
+        self.blocked_until.store(until, Ordering::Relaxed);
+    }
+
+    /// When the block ends; 0: there is none.
+    pub fn blocked_until(&self) -> Nanos {
+        self.blocked_until.load(Ordering::Relaxed)
+    }
+
+    /// Whether some generation is blocked now.
+    pub fn is_blocked(&self) -> bool {
+        let until = self.blocked_until();
+        until != 0 && clock::now() < until
+    }
+
+    /// Name of the group page that the tickets' generations belong to.
+    pub fn page(&self) -> u128 {
+        self.segment.hot().group.get()
     }
 
     /// Takes a FREE slot for this seat.

@@ -334,6 +334,12 @@ impl Peer for WorkerPeer {
         }
     }
 
+    fn model_hint(&self, group: &str, _generation: u64) {
+        let Some(inner) = self.inner.upgrade() else { return };
+        inner.attached().iter().filter(|a| a.student.group == group).for_each(|a| a.block(0, 0));
+        futex::ring(inner.bell.word());
+    }
+
     fn stop(&self) {
         if let Some(inner) = self.inner.upgrade() {
             tracing::info!("the broker was told to stop all workers");

@@ -6,6 +6,7 @@
 use super::attachment::Attachment;
 use super::{Inner, Task};
 use crate::base::{Error, Result, Status};
+use crate::exchange::message::Model;
 use crate::os::clock::{self, Nanos};
 use crate::os::futex;
 use crate::os::memory::AlignedBuf;
@@ -13,6 +14,13 @@ use crate::segment::cell::CellState;
 use crate::segment::slot::{Content, SlotWord};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How long a student's tickets are left alone whose generation the broker does not know yet (its leader is about to say it, or the broker restarts), whose
+/// generation is past (the student has not looked since), or for which no slot is free.
+const MODEL_UNKNOWN: Duration = Duration::from_millis(100);
+const MODEL_PAST: Duration = Duration::from_millis(50);
+const NO_SLOT: Duration = Duration::from_millis(1);
 
 struct Client {
     attachment: Arc<Attachment>,
@@ -20,6 +28,14 @@ struct Client {
     served: u64,
     /// A slot taken for a cell that another worker was faster to claim.
     spare: Option<(u32, SlotWord)>,
+}
+
+/// What became of an attempt to claim.
+enum Claimed {
+    /// Tasks were claimed, or others were faster.
+    Done,
+    /// Tickets are open, and every slot is in use.
+    NoSlot,
 }
 
 /// A task in hand.
@@ -32,6 +48,8 @@ struct InHand {
     slot: u32,
     slot_word: SlotWord,
     claimed_at: u64,
+    /// How many were claimed together: they share the time that they take.
+    together: u64,
     /// For mediums without memory of their own: the sample is made here and written at commit.
     scratch: Option<AlignedBuf>,
 }
@@ -43,7 +61,7 @@ pub struct Serve {
     tasks: Vec<InHand>,
     next_id: u64,
     scratch: Vec<AlignedBuf>,
-    /// Students with open tickets, by index, and the generation of their first one: rebuilt for each claim.
+    /// Whose tickets are open, and of which generation: scratch space of `turn`.
     waiting: Vec<(usize, u64)>,
 }
 
@@ -53,6 +71,7 @@ impl Inner {
     }
 
     pub(super) fn take(&self, max: u32, out: &mut Vec<Task>, deadline: Nanos) -> Result<()> {
+        let before = out.len();
         loop {
             if self.stopped.load(Ordering::SeqCst) {
                 return Err(Error::new(Status::Closed, "this worker was stopped"));
@@ -60,16 +79,41 @@ impl Inner {
             if self.cancelled.swap(false, Ordering::SeqCst) {
                 return Err(Error::new(Status::Interrupted, "the wait for tasks was cancelled"));
             }
-            let before = out.len();
-            self.serve().claim(self, max, out, deadline)?;
+            let turn = self.serve().turn(self)?;
+            match &turn {
+                Some((student, generation)) => self.serve_turn(student, *generation, max, out, deadline)?,
+                None if clock::left(deadline).is_zero() => return Err(Error::new(Status::Timeout, self.why_nothing())),
+                None => self.sleep(clock::left(deadline)),
+            }
             if out.len() > before {
+                self.settle_event();
                 return Ok(());
             }
-            let left = clock::left(deadline);
-            if left.is_zero() {
-                return Err(Error::new(Status::Timeout, self.why_nothing()));
+        }
+    }
+
+    /// Fetches the model, which may take a while and is done without the lock, and claims.
+    fn serve_turn(&self, student: &Arc<Attachment>, generation: u64, max: u32, out: &mut Vec<Task>, deadline: Nanos) -> Result<()> {
+        let pause = match self.model(student, generation, deadline) {
+            Ok(model) => match self.serve().claim(self, student, generation, &model, max, out)? {
+                Claimed::Done => return Ok(()),
+                Claimed::NoSlot => NO_SLOT,
+            },
+            Err(e) if e.status == Status::Timeout => MODEL_UNKNOWN,
+            Err(e) if e.status == Status::Stale => MODEL_PAST,
+            Err(e) => return Err(e),
+        };
+        student.block(generation, clock::after(pause));
+        Ok(())
+    }
+
+    /// The descriptor of `fd` stays readable only while a ticket is open. One that is opened just after the look sets it again.
+    fn settle_event(&self) {
+        if let Some(event) = self.ready_event.get().filter(|_| !self.any_open()) {
+            event.clear();
+            if self.any_open() {
+                event.set();
             }
-            self.sleep(left);
         }
     }
 
@@ -81,23 +125,27 @@ impl Inner {
         }
     }
 
+    /// Whether a ticket is open that this worker can make now.
     pub(super) fn any_open(&self) -> bool {
-        self.attachments.read().unwrap_or_else(PoisonError::into_inner).iter().any(|a| a.is_serving() && a.first_open().is_some())
+        self.attachments.read().unwrap_or_else(PoisonError::into_inner).iter().any(|a| a.wanted().is_some())
     }
 
     /// Spins, then sleeps on the bell, until a ticket may be open.
-    fn sleep(&self, left: std::time::Duration) {
+    fn sleep(&self, left: Duration) {
         if self.spin.until(left, || self.any_open()) {
             return;
         }
         let value = self.bell.word().load(Ordering::Acquire);
         let attached = self.attached();
-        attached.iter().for_each(|a| a.place().idle.announce());
+        // A student whose tickets are blocked here must ring somebody else.
+        let (blocked, free): (Vec<_>, Vec<_>) = attached.iter().partition(|a| a.is_blocked());
+        free.iter().for_each(|a| a.place().idle.announce());
         if !self.any_open() && !self.stopped.load(Ordering::SeqCst) && !self.cancelled.load(Ordering::SeqCst) {
             self.stats.sleeps.fetch_add(1, Ordering::Relaxed);
+            let left = blocked.iter().map(|a| clock::left(a.blocked_until())).fold(left, Duration::min);
             futex::wait(self.bell.word(), value, left);
         }
-        attached.iter().for_each(|a| a.place().idle.awake());
+        free.iter().for_each(|a| a.place().idle.awake());
     }
 
     pub(super) fn commit(&self, done: &[(u64, usize)]) -> Result<u32> {
@@ -179,29 +227,30 @@ impl Serve {
         }
     }
 
-    /// Claims up to `max` tickets of the student whose turn it is.
-    fn claim(&mut self, inner: &Inner, max: u32, out: &mut Vec<Task>, deadline: Nanos) -> Result<()> {
-        self.sync(inner);
-        let room = (inner.options.batch_size as usize).saturating_sub(self.tasks.len()).min(max as usize);
-        if room == 0 {
-            return Err(Error::invalid(format!(
-                "all {} tasks of this worker's batch_size are in hand: commit or fail some first",
-                inner.options.batch_size
-            )));
+    fn room(&self, inner: &Inner) -> Result<usize> {
+        let all = inner.options.batch_size;
+        match (all as usize).saturating_sub(self.tasks.len()) {
+            0 => Err(Error::invalid(format!("all {all} tasks of this worker's batch_size are in hand: commit or fail some first"))),
+            room => Ok(room),
         }
-        let Some((turn, generation)) = self.whose_turn(inner) else { return Ok(()) };
-        let attachment = self.clients[turn].attachment.clone();
-        let model = match inner.model(&attachment.student.group, generation, deadline) {
-            Ok(model) => model,
-            Err(e) if matches!(e.status, Status::Timeout | Status::Stale) => {
-                tracing::debug!("model of generation {generation}: {e}");
-                return Ok(());
-            }
-            Err(e) => return Err(e),
-        };
+    }
+
+    /// Claims up to `max` of the student's tickets of that generation.
+    fn claim(
+        &mut self,
+        inner: &Inner,
+        attachment: &Arc<Attachment>,
+        generation: u64,
+        model: &Arc<Model>,
+        max: u32,
+        out: &mut Vec<Task>,
+    ) -> Result<Claimed> {
+        let room = self.room(inner)?.min(max as usize);
+        let Some(turn) = self.clients.iter().position(|c| Arc::ptr_eq(&c.attachment, attachment)) else { return Ok(Claimed::Done) };
         let now = clock::now() as u64;
         inner.stats.last_take.store(now, Ordering::Relaxed);
         let start = out.len();
+        let mut full = false;
         for position in attachment.positions() {
             if out.len() - start >= room {
                 break;
@@ -212,7 +261,10 @@ impl Serve {
                 continue;
             }
             let Some(ticket) = cell.ticket(word).filter(|t| t.generation == generation) else { continue };
-            let Some((slot, slot_word)) = self.clients[turn].spare.take().or_else(|| attachment.take_slot()) else { break };
+            let Some((slot, slot_word)) = self.clients[turn].spare.take().or_else(|| attachment.take_slot()) else {
+                full = true;
+                break;
+            };
             if cell.claim(word, attachment.seat).is_none() {
                 self.clients[turn].spare = Some((slot, slot_word));
                 continue;
@@ -237,6 +289,7 @@ impl Serve {
                 slot,
                 slot_word,
                 claimed_at: now,
+                together: 1,
                 scratch,
             });
             out.push(Task {
@@ -252,39 +305,31 @@ impl Serve {
                 capacity,
             });
         }
-        Ok(())
+        let claimed = out.len() - start;
+        let first = self.tasks.len() - claimed;
+        self.tasks[first..].iter_mut().for_each(|t| t.together = claimed as u64);
+        Ok(if full && claimed == 0 { Claimed::NoSlot } else { Claimed::Done })
     }
 
     /// The student to serve and the generation of its first open ticket.
-    fn whose_turn(&mut self, inner: &Inner) -> Option<(usize, u64)> {
-        let mut waiting = std::mem::take(&mut self.waiting);
+    fn turn(&mut self, inner: &Inner) -> Result<Option<(Arc<Attachment>, u64)>> {
+        self.sync(inner);
+        self.room(inner)?;
+        let (clients, waiting) = (&mut self.clients, &mut self.waiting);
         waiting.clear();
-        for (i, client) in self.clients.iter().enumerate() {
-            let a = &client.attachment;
-            if !a.is_serving() {
-                continue;
-            }
-            if let Some(ticket) = a.first_open().and_then(|(p, w)| a.segment.cell(p).ticket(w)) {
-                waiting.push((i, ticket.generation));
-            }
-        }
-        let turn = self.next_turn(inner, &waiting);
-        self.waiting = waiting;
-        turn
-    }
-
-    fn next_turn(&mut self, inner: &Inner, waiting: &[(usize, u64)]) -> Option<(usize, u64)> {
-        let least = waiting.iter().map(|(i, _)| self.clients[*i].served).min()?;
-        let stays = |(i, g): &(usize, u64)| inner.models.is_current(&self.clients[*i].attachment.student.group, *g);
-        let staying = inner.models.should_stay().then(|| waiting.iter().filter(|w| stays(w)).min_by_key(|(i, _)| self.clients[*i].served)).flatten();
-        let turn = staying.or_else(|| waiting.iter().min_by_key(|(i, _)| self.clients[*i].served)).copied();
+        waiting.extend(clients.iter().enumerate().filter_map(|(i, c)| Some((i, c.attachment.wanted()?))));
+        let first = |w: &&(usize, u64)| clients[w.0].served;
+        let Some(least) = waiting.iter().map(|w| first(&w)).min() else { return Ok(None) };
+        let stays = |w: &&(usize, u64)| inner.models.is_current(clients[w.0].attachment.page(), w.1);
+        let staying = inner.models.should_stay().then(|| waiting.iter().filter(stays).min_by_key(first)).flatten();
+        let turn = staying.or_else(|| waiting.iter().min_by_key(first)).map(|(i, g)| (clients[*i].attachment.clone(), *g));
         // Whoever asked for nothing meanwhile does not save its turns up.
-        for (i, client) in self.clients.iter_mut().enumerate() {
+        for (i, client) in clients.iter_mut().enumerate() {
             if client.served < least && !waiting.iter().any(|(w, _)| *w == i) {
                 client.served = least;
             }
         }
-        turn
+        Ok(turn)
     }
 
     /// Makes the sample or the error text visible; true if it was still wanted. The task is not in hand any more.
@@ -307,7 +352,7 @@ impl Serve {
             futex::ring(&hot.bell.word);
         }
         if let Some(client) = self.clients.iter_mut().find(|c| Arc::ptr_eq(&c.attachment, &task.attachment)) {
-            client.served += made_in.max(1);
+            client.served += (made_in / task.together).max(1);
         }
         if let Some(scratch) = task.scratch {
             self.scratch.push(scratch);
