@@ -6,6 +6,19 @@ use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl};
 use nix::sys::stat::{SFlag, fstat};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+/// Most files that this process may have open.
+pub fn limit() -> u64 {
+    use nix::sys::resource::{Resource, getrlimit};
+    getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft)
+}
+
+/// The lowest number that is free, at the cost of one system call and a half: at least so many files are open. `fd` is
+/// any open one. `None`: no number is free.
+pub fn lowest_free(fd: BorrowedFd<'_>) -> Option<u64> {
+    let copy = fd.try_clone_to_owned().ok()?;
+    u64::try_from(copy.as_raw_fd()).ok()
+}
+
 /// Checks that `fd` is memory to be shared: a regular file of at least `least` bytes, open for reading and writing,
 /// and sealed against shrinking if it is a memfd. `what` names it in the error.
 pub fn check_memory(fd: BorrowedFd<'_>, least: u64, what: &str) -> Result<()> {

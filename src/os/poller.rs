@@ -46,9 +46,9 @@ impl Poller {
         let _ = self.0.delete(fd);
     }
 
-    /// Up to 64 members that are ready now, without waiting.
+    /// Up to 16 members that are ready now, without waiting.
     pub fn ready(&self) -> Vec<Ready> {
-        let mut events = [EpollEvent::empty(); 64];
+        let mut events = [EpollEvent::empty(); 16];
         let n = match self.0.wait(&mut events, EpollTimeout::ZERO) {
             Ok(n) => n,
             Err(Errno::EINTR) => 0,

@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
 /// Most descriptors that one message may carry here. The kernel closes those beyond.
-pub const MAX_FDS: usize = 8;
+pub const MAX_FDS: usize = 4;
 
 /// Wanted size of a socket's send buffer: a message may fill at most what the socket may hold.
 const SEND_BUFFER: usize = 512 * 1024;
@@ -118,9 +118,9 @@ pub struct Received {
     pub truncated: bool,
 }
 
-// Room for the descriptors of one message. `cmsghdr` wants its alignment, which `u64` has.
-const CONTROL_WORDS: usize = 8;
-const _: () = assert!(CONTROL_WORDS * 8 >= std::mem::size_of::<libc::cmsghdr>() + MAX_FDS * 4);
+// Room for exactly the descriptors of one message: the kernel hands out no more than fit. `cmsghdr` wants its alignment,
+// which `u64` has.
+const CONTROL_WORDS: usize = (std::mem::size_of::<libc::cmsghdr>() + MAX_FDS * 4).div_ceil(8);
 
 /// Receives one message into `buffer`, or says `WouldBlock`. Descriptors are close-on-exec.
 ///

@@ -1,6 +1,7 @@
 //! The broker's end of the door: connections, what waits to be sent on them, and the watch over processes' deaths. All
 //! of it hangs on one epoll instance, so that the broker waits in one place.
 
+use super::files::Files;
 use super::registry::{Connection, MAX_PEERS};
 use crate::base::{Error, Result};
 use crate::exchange::door::{self, Arrived, FromBroker, ToBroker};
@@ -23,8 +24,9 @@ const MAX_WAITING_BYTES: usize = 4 * 1024 * 1024;
 /// How long a connection may be open without belonging to a registered peer.
 const STRANGER_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Messages and connections taken in one turn, so that nobody can keep the others waiting.
-const TURN: usize = 32;
+/// Messages of one connection, and new connections, taken in one turn: few, so that nobody can keep the others waiting,
+/// nor make this process run out of files by what comes along with messages.
+const TURN: usize = 4;
 
 const LISTENER: u64 = 0;
 
@@ -97,11 +99,11 @@ impl Doors {
     }
 
     /// What has happened, without waiting.
-    pub fn events(&mut self, now: Instant) -> Vec<Event> {
+    pub fn events(&mut self, now: Instant, files: &Files) -> Vec<Event> {
         let mut events: Vec<_> = self.given_up.drain(..).map(Event::Closed).collect();
         for Ready { token, readable, writable } in self.poller.ready() {
             if token == LISTENER {
-                self.accept(now, &mut events);
+                self.accept(now, files, &mut events);
             } else if let Some(&uuid) = self.deaths.get(&token) {
                 events.push(Event::Died(uuid));
             } else {
@@ -116,7 +118,7 @@ impl Doors {
         events
     }
 
-    fn accept(&mut self, now: Instant, events: &mut Vec<Event>) {
+    fn accept(&mut self, now: Instant, files: &Files, events: &mut Vec<Event>) {
         for _ in 0..TURN {
             let fd = match socket::accept(self.listener.as_fd()) {
                 Ok(Some(fd)) => fd,
@@ -131,7 +133,7 @@ impl Doors {
             match socket::peer(fd.as_fd()) {
                 Ok(who) if who.uid == host::uid() => {
                     let token = self.token();
-                    if self.open.len() < MAX_PEERS + SPARE && self.poller.add(&fd, token).is_ok() {
+                    if self.open.len() < MAX_PEERS + SPARE && !files.are_scarce() && self.poller.add(&fd, token).is_ok() {
                         self.open.insert(token, Open { fd, pid: who.pid, since: now, waiting: VecDeque::new(), waiting_bytes: 0, stalled: false });
                     }
                 }

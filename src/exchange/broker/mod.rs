@@ -6,6 +6,7 @@
 //! | [`owner`] | whose the endpoints are |
 //! | [`sockets`] | the ZeroMQ sockets and the door, bound |
 //! | [`doors`] | connections of the door, and the watch over deaths |
+//! | [`files`] | how many files it may still open |
 //! | [`peer`] | one peer: what it said, what it handed over |
 //! | [`registry`] | who is registered, who was introduced to whom: pure state |
 //! | [`groups`], [`models`] | what the members of a group share |
@@ -15,6 +16,7 @@
 
 mod doors;
 mod embedded;
+mod files;
 mod groups;
 mod models;
 pub mod owner;

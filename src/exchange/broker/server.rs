@@ -1,6 +1,7 @@
 //! The broker's loop: one thread, which waits in one place and is never made to wait in another.
 
 use super::doors::{Doors, Event};
+use super::files::Files;
 use super::models::Models;
 use super::owner::Claim;
 use super::peer::{Intro, Joining};
@@ -10,6 +11,7 @@ use super::stats::{self, BrokerStats};
 use super::{BrokerOptions, Connection};
 use crate::base::{Error, Result, Status};
 use crate::exchange::door::{FromBroker, MAX_REPORT, ToBroker};
+use crate::exchange::endpoints::Endpoints;
 use crate::exchange::wire::{
     self, Dead, Empty, GetModel, HelloOk, Introduction, Kind, Message, ModelHint, SetModel, SetModelOk, Stop, StopTarget, Unreadable,
 };
@@ -32,6 +34,8 @@ const TURN: usize = 64;
 pub struct Server {
     sockets: Option<Sockets>,
     claim: Claim,
+    endpoints: Endpoints,
+    files: Files,
     doors: Doors,
     registry: Registry,
     models: Models,
@@ -62,6 +66,8 @@ impl Server {
         Ok(Server {
             sockets: Some(sockets),
             claim,
+            endpoints: options.endpoints.clone(),
+            files: Files::new()?,
             doors,
             registry: Registry::new(epoch, grace),
             models: Models::default(),
@@ -85,6 +91,7 @@ impl Server {
             if woken {
                 break;
             }
+            self.guard_files();
             self.serve_sockets(now);
             self.serve_door(now);
             if now.duration_since(ticked) >= TICK {
@@ -103,10 +110,23 @@ impl Server {
     fn wait(&self, wake: &Wake, timeout: Duration) -> bool {
         let sockets = self.sockets();
         let mut items = vec![zmq::PollItem::from_fd(wake.as_fd().as_raw_fd(), zmq::POLLIN), zmq::PollItem::from_fd(self.doors.raw_fd(), zmq::POLLIN)];
-        items.extend(sockets.routers.iter().map(|(_, s)| s.as_poll_item(zmq::POLLIN)));
+        let bound = sockets.routers.iter().map(|(_, bound)| bound);
+        items.extend(bound.clone().map(|b| b.socket.as_poll_item(zmq::POLLIN)));
+        items.extend(bound.chain([&sockets.hints]).map(|b| b.newcomers.as_poll_item(zmq::POLLIN)));
         // An error (a signal) is as good as a time-out: every socket is looked at anyhow.
         let _ = zmq::poll(&mut items, timeout.as_millis() as i64 + 1);
         items[0].is_readable()
+    }
+
+    fn guard_files(&mut self) {
+        let sockets = self.sockets.as_mut().expect("open until dropped");
+        sockets.greet();
+        if sockets.are_open() && self.files.are_scarce() {
+            tracing::warn!("three quarters of the files that this process may open are open; nobody is let in until there are fewer (ulimit -n)");
+            sockets.close();
+        } else if !sockets.are_open() && self.files.are_plenty() {
+            sockets.open(&self.endpoints);
+        }
     }
 
     fn publish(&mut self, now: Instant, shared: &Mutex<BrokerStats>) {
@@ -154,11 +174,11 @@ impl Server {
 
     fn hint(&self, kind: Kind, body: &impl serde::Serialize) {
         let frames = Message::new(kind, 0, 0, body).into_frames();
-        let _ = self.sockets().hints.send_multipart(frames, zmq::DONTWAIT);
+        let _ = self.sockets().hints.socket.send_multipart(frames, zmq::DONTWAIT);
     }
 
     fn serve_door(&mut self, now: Instant) {
-        for event in self.doors.events(now) {
+        for event in self.doors.events(now, &self.files) {
             let mut out = Vec::new();
             match event {
                 Event::Message(connection, pid, message, fds) => {
@@ -214,9 +234,9 @@ impl Server {
     fn serve_sockets(&mut self, now: Instant) {
         for index in 0..self.sockets().routers.len() {
             for _ in 0..TURN {
-                let (side, socket) = &self.sockets().routers[index];
+                let (side, bound) = &self.sockets().routers[index];
                 let side = *side;
-                let Some((identity, frames)) = sockets::receive(socket) else { break };
+                let Some((identity, frames)) = sockets::receive(&bound.socket) else { break };
                 let answer = match Message::from_frames(frames) {
                     Ok(message) => {
                         *self.stats.messages.entry(message.kind.name()).or_default() += 1;
@@ -234,7 +254,7 @@ impl Server {
                 };
                 // Not routed, or the asker's queue is full: the answer is dropped, and the asker asks again.
                 let frames = std::iter::once(identity).chain(answer.into_frames());
-                let _ = self.sockets().routers[index].1.send_multipart(frames, zmq::DONTWAIT);
+                let _ = self.sockets().routers[index].1.socket.send_multipart(frames, zmq::DONTWAIT);
             }
         }
     }

@@ -26,12 +26,24 @@ pub enum Side {
     Control,
 }
 
+/// One bound ZeroMQ socket.
+pub struct Bound {
+    /// The socket.
+    pub socket: zmq::Socket,
+    /// Where peers find it.
+    address: Address,
+    /// What libzmq knows it by, while it lets peers in.
+    listening: Option<String>,
+    /// Readable when somebody has connected.
+    pub newcomers: zmq::Socket,
+}
+
 /// All sockets of a broker.
 pub struct Sockets {
     /// FRONTEND, BACKEND, CONTROL in this order.
-    pub routers: [(Side, zmq::Socket); 3],
+    pub routers: [(Side, Bound); 3],
     /// PUB.
-    pub hints: zmq::Socket,
+    pub hints: Bound,
     /// The door's listening socket, until somebody takes it.
     pub door: Option<OwnedFd>,
     /// Dropped last: the context waits for its sockets.
@@ -69,24 +81,82 @@ fn socket_paths(endpoints: &Endpoints) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-fn bind(context: &zmq::Context, kind: zmq::SocketType, endpoint: &str) -> Result<zmq::Socket> {
-    let said = |e: zmq::Error| match e {
-        zmq::Error::EADDRINUSE => Error::new(Status::InUse, format!("{endpoint} is in use already: another broker or program listens there")),
-        e => Error::new(Status::Io, format!("bind {endpoint}: {e}")),
-    };
+fn bind(context: &zmq::Context, kind: zmq::SocketType, endpoint: &str) -> Result<Bound> {
+    let said = |e: zmq::Error| Error::new(Status::Io, format!("socket {endpoint}: {e}"));
     let socket = context.socket(kind).map_err(said)?;
     socket.set_linger(100).map_err(said)?;
     socket.set_sndhwm(QUEUE).map_err(said)?;
     socket.set_rcvhwm(QUEUE).map_err(said)?;
     socket.set_maxmsgsize(MAX_PIECE as i64).map_err(said)?;
-    match Address::parse(endpoint)? {
-        Address::Tcp(_) => {
-            socket.set_ipv6(endpoint.contains('[')).map_err(said)?;
-            socket.bind(endpoint).map_err(said)?;
-        }
-        Address::Ipc(path) => in_private(&path, |path| socket.bind(&format!("ipc://{}", path.display())).map_err(said))?,
+    socket.set_ipv6(endpoint.contains('[')).map_err(said)?;
+    let watched = format!("inproc://newcomers-{:032x}", process::random_u128());
+    socket.monitor(&watched, zmq::SocketEvent::ACCEPTED.to_raw().into()).map_err(said)?;
+    let newcomers = context.socket(zmq::PAIR).map_err(said)?;
+    newcomers.connect(&watched).map_err(said)?;
+    let mut bound = Bound { socket, address: Address::parse(endpoint)?, listening: None, newcomers };
+    bound.listen(endpoint)?;
+    Ok(bound)
+}
+
+impl Bound {
+    fn listen(&mut self, endpoint: &str) -> Result<()> {
+        let said = |e: zmq::Error| match e {
+            zmq::Error::EADDRINUSE => Error::new(Status::InUse, format!("{endpoint} is in use already: another broker or program listens there")),
+            e => Error::new(Status::Io, format!("bind {endpoint}: {e}")),
+        };
+        let socket = &self.socket;
+        self.listening = Some(match &self.address {
+            Address::Tcp(_) => socket.bind(endpoint).map(|()| endpoint.to_owned()).map_err(said)?,
+            Address::Ipc(path) => in_private(path, |path| {
+                let inside = format!("ipc://{}", path.display());
+                socket.bind(&inside).map(|()| inside).map_err(said)
+            })?,
+        });
+        Ok(())
     }
-    Ok(socket)
+
+    /// Lets nobody in any more. Who is connected stays.
+    fn close(&mut self) {
+        if let Some(endpoint) = self.listening.take()
+            && let Err(e) = self.socket.unbind(&endpoint)
+        {
+            tracing::error!("unbind {endpoint}: {e}");
+        }
+    }
+}
+
+impl Sockets {
+    fn all(&mut self) -> impl Iterator<Item = &mut Bound> {
+        self.routers.iter_mut().map(|(_, bound)| bound).chain([&mut self.hints])
+    }
+
+    /// Lets nobody in any more, until [`Sockets::open`].
+    pub fn close(&mut self) {
+        self.all().for_each(Bound::close);
+    }
+
+    /// Lets peers in again.
+    pub fn open(&mut self, endpoints: &Endpoints) {
+        for ((name, endpoint), bound) in endpoints.all().into_iter().zip(self.all()) {
+            if bound.listening.is_none()
+                && let Err(e) = bound.listen(endpoint)
+            {
+                tracing::error!("{name}: {e}; trying again soon");
+            }
+        }
+    }
+
+    /// Whether all sockets let peers in.
+    pub fn are_open(&self) -> bool {
+        self.routers.iter().map(|(_, bound)| bound).chain([&self.hints]).all(|bound| bound.listening.is_some())
+    }
+
+    /// Forgets who has connected since the last time.
+    pub fn greet(&self) {
+        for bound in self.routers.iter().map(|(_, bound)| bound).chain([&self.hints]) {
+            while bound.newcomers.recv_bytes(zmq::DONTWAIT).is_ok() {}
+        }
+    }
 }
 
 /// Makes a socket in a new directory that only we may enter, sets its mode to 0600, and moves it to `path`.
