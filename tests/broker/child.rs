@@ -1,6 +1,9 @@
 //! Peers in processes of their own, so that they can be killed: this test program, started again with a role.
 
 use crate::support::*;
+use laneway::exchange::broker::{Broker, BrokerOptions};
+use laneway::exchange::link::{Hello, Link};
+use laneway::exchange::message::Endpoints;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
@@ -56,22 +59,50 @@ impl Drop for Actor {
 fn a_role_of_another_test() {
     let role = std::env::var("ROLE").expect("other tests start this one");
     let argument = std::env::var("ROLE_ARGUMENT").unwrap_or_default();
-    let endpoints = || laneway::exchange::message::Endpoints::default().unwrap();
+    let endpoints = || Endpoints::default().unwrap();
     match role.as_str() {
         // Registers, and stays until it is killed. The argument is the worker's number or the student's rank.
         "worker" => {
             let listener = Listener::new();
-            let hello = laneway::exchange::link::Hello::Worker { intro: worker(argument.parse().unwrap()), bell: memory() };
-            let _link = laneway::exchange::link::Link::connect(&endpoints(), hello, listener, soon()).unwrap();
+            let hello = Hello::Worker { intro: worker(argument.parse().unwrap()), bell: memory() };
+            let _link = Link::connect(&endpoints(), hello, listener, soon()).unwrap();
             println!("READY joined");
             std::thread::sleep(PATIENCE * 10);
         }
         "student" => {
             let listener = Listener::new();
-            let hello =
-                laneway::exchange::link::Hello::Student { intro: student("job", argument.parse().unwrap()), segment: memory(), payload: None };
-            let _link = laneway::exchange::link::Link::connect(&endpoints(), hello, listener, soon()).unwrap();
+            let hello = Hello::Student { intro: student("job", argument.parse().unwrap()), segment: memory(), payload: None };
+            let _link = Link::connect(&endpoints(), hello, listener, soon()).unwrap();
             println!("READY joined");
+            std::thread::sleep(PATIENCE * 10);
+        }
+        // A worker that forks: the child must not disturb the parent's handles, and lives on for some seconds.
+        "fork" => {
+            let hello = Hello::Worker { intro: worker(argument.parse().unwrap()), bell: memory() };
+            let link = Link::connect(&endpoints(), hello, Listener::new(), soon()).unwrap();
+            let own = Endpoints::in_private_dir(&std::path::PathBuf::from(std::env::var("LANEWAY_DIR").unwrap()).join("own")).unwrap();
+            let options = BrokerOptions { endpoints: own.clone(), exit_when_idle: None };
+            let broker = Broker::bind(options).unwrap();
+            broker.start().unwrap();
+            // SAFETY: the child uses only what the handles do in a forked child, which takes no lock of another thread,
+            // and ends without running anything of the parent's.
+            if let nix::unistd::ForkResult::Child = unsafe { nix::unistd::fork() }.unwrap() {
+                let status = link.get_model("job", 1, soon()).unwrap_err().status;
+                let said = broker.start().unwrap_err().status;
+                drop((link, broker));
+                let right = [status, said] == [laneway::base::Status::Forked; 2];
+                if right {
+                    std::thread::sleep(std::time::Duration::from_secs(8));
+                }
+                // SAFETY: ends the process at once; there is nothing that its destructors should do.
+                unsafe { libc::_exit(i32::from(!right)) };
+            }
+            // Long enough for a child that goes wrong to be seen; one that goes right is still there.
+            std::thread::sleep(std::time::Duration::from_secs(1));
+            let ended = nix::sys::wait::waitpid(None, Some(nix::sys::wait::WaitPidFlag::WNOHANG)).unwrap();
+            link.broker_stats(soon()).unwrap();
+            laneway::exchange::ask::stats(&own.frontend, soon()).unwrap();
+            println!("READY {ended:?}");
             std::thread::sleep(PATIENCE * 10);
         }
         // Starts an embedded broker if there is none, and says which one there is.

@@ -153,6 +153,19 @@ fn a_worker_that_is_killed_is_gone_for_its_students() {
 }
 
 #[test]
+fn a_forked_child_neither_disturbs_its_parent_nor_keeps_it_registered() {
+    let dir = Dir::new();
+    let _broker = broker(&dir);
+    let (_s, heard) = join_student(&dir, student("job", 0));
+    let mut actor = Actor::start(&dir, "fork", "6");
+    assert_eq!(actor.said, "StillAlive", "the child found its handles forked, dropped them, and lives");
+    assert_eq!(heard.count(|h| matches!(h, Heard::Gone(_))), 0);
+    // The child still holds the parent's connection open; the parent's death is seen all the same.
+    actor.kill();
+    heard.wait_for(1, "GONE", |h| matches!(h, Heard::Gone(_)));
+}
+
+#[test]
 fn a_model_of_any_size_reaches_workers_and_only_its_leader_sets_it() {
     let dir = Dir::new();
     let _broker = broker(&dir);
