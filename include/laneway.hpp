@@ -100,7 +100,8 @@ class Sample {
     check(lw_student_tensor(student_.get(), &sample_, index, &tensor));
     return tensor;
   }
-  Tensor tensor(const std::string& name) const { return tensor(LayoutRef(lw_student_layout(student_.get())).find(name)); }
+  Tensor tensor(const std::string& name) const { return tensor(layout().find(name)); }
+  LayoutRef layout() const noexcept { return LayoutRef(lw_student_layout(student_.get())); }
   // A DLPack tensor with a reference of its own; whoever takes it calls its deleter.
   DLManagedTensorVersioned* dlpack(std::size_t index) const {
     DLManagedTensorVersioned* tensor = nullptr;
