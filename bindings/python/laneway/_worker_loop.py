@@ -20,7 +20,7 @@ from . import _dtypes, _native, _structs
 from ._dtypes import Framework
 from ._endpoints import Endpoints
 from ._medium_glue import AttachTables
-from ._student import c_layout, view_plan, wait_for_broker
+from ._student import c_layout, view_plan
 from .batch_config import BatchConfig
 from .errors import Corrupt, NotFound, Status
 
@@ -270,15 +270,19 @@ def _open(options: WorkerOptions, timeout_s: float) -> int:
     c.endpoints = options.endpoints.to_c()
     c.slot_size, c.batch_size = options.slot_size, options.batch_size
     c.worker_id = -1 if options.worker_id is None else options.worker_id
-    attach = AttachTables(options.mediums)
-    c.attach, c.attach_count = attach.array, attach.count
-    out = c_void_p()
-    try:
-        with contextlib.nullcontext() if options.config is None else c_layout(options.config) as layout:
-            c.layout = layout
-            wait_for_broker(lambda deadline: lib.lw_worker_open(ctypes.byref(c), deadline, ctypes.byref(out)), timeout_s)
-    except BaseException:
-        attach.forget()
-        raise
-    assert out.value is not None
-    return out.value
+
+    def open_it(deadline: int) -> int:
+        attach = AttachTables(options.mediums)
+        c.attach, c.attach_count = attach.array, attach.count
+        out = c_void_p()
+        try:
+            with contextlib.nullcontext() if options.config is None else c_layout(options.config) as layout:
+                c.layout = layout
+                _native.check(lib.lw_worker_open(ctypes.byref(c), deadline, ctypes.byref(out)))
+        except BaseException:
+            attach.forget()
+            raise
+        assert out.value is not None
+        return out.value
+
+    return _native.open_interruptibly(open_it, lib.lw_worker_free, timeout_s)
