@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import functools
@@ -20,6 +19,7 @@ import numpy as np
 from . import _dtypes, _native, _structs
 from ._endpoints import Endpoints
 from ._medium_glue import check_medium, open_medium
+from ._process import STUDENTS, at_exit
 from .batch_config import BatchConfig
 from .errors import Forked, Status
 from .mediums import Medium
@@ -86,6 +86,7 @@ class OpenStudent:
         self.registration: dict[str, Any] = json.loads(_native.text(lib.lw_student_registration, self._handle))
         self.lane: int = self.registration["lane"]
         _open_students.add(self)
+        at_exit(STUDENTS, self, OpenStudent.close)
 
     def take(self, n: int, deadline: int) -> list[bytes]:
         """At least one and at most ``n`` samples, each as the bytes of an ``lw_sample``, or an empty list at the deadline.
@@ -188,13 +189,6 @@ class OpenStudent:
 
 
 _open_students: weakref.WeakSet[OpenStudent] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    for student in list(_open_students):
-        with contextlib.suppress(Exception):
-            student.close()
 
 
 def find_open(group: str | None, endpoints: Endpoints) -> OpenStudent | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from . import _dtypes, _native, _structs
 from ._dtypes import Framework
 from ._endpoints import Endpoints
-from ._locks import ProcessLock
+from ._process import ProcessLock
 from ._student import OpenStudent, Options
 from .batch_config import BatchConfig
 from .errors import InUse, Timeout

@@ -10,7 +10,7 @@ from typing import Any
 
 from ._dtypes import Framework
 from ._endpoints import Endpoints
-from ._locks import ProcessLock
+from ._process import ProcessLock
 from ._worker_loop import Task, WorkerLoop, WorkerOptions
 from .batch_config import BatchConfig
 from .errors import Timeout
