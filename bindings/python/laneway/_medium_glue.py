@@ -44,7 +44,7 @@ def open_medium(medium: str | Medium | None) -> int:
             raise ValueError(f"medium is {medium!r}; expected 'shm', 'file:/absolute/path', or a Medium object")
         _native.check(lib.lw_medium_file(path.encode(), ctypes.byref(out)))
     else:
-        _check_methods(medium, ("buf_name", "slot_count", "slot_stride", "read_slot_tensors", "close", "unlink"))
+        check_medium(medium)
         table = _structs.MediumTable()
         number = _fill(table, medium)
         table.kind, table.buf_name = medium_kind(type(medium)).encode(), medium.buf_name.encode()
@@ -76,6 +76,11 @@ class AttachTables:
 def medium_kind(kind: type) -> str:
     """The name by which both sides know a class of medium."""
     return kind.medium_kind() if issubclass(kind, MediumBase) else kind.__name__[:31]
+
+
+def check_medium(medium: object) -> None:
+    """A TypeError that names what a medium lacks."""
+    _check_methods(medium, ("buf_name", "slot_count", "slot_stride", "read_slot_tensors", "close", "unlink"))
 
 
 def _check_methods(medium: object, names: tuple[str, ...]) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,9 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "lw_student_next": (_status, [_handle, c_int64, c_void_p, c_size_t, _len]),
     "lw_student_release": (_status, [_handle, c_void_p, c_size_t, c_void_p]),
     "lw_student_generation": (c_uint64, [_handle]),
-    "lw_student_lane": (c_uint64, [_handle]),
     "lw_student_cursor": (c_uint64, [_handle]),
+    "lw_student_rewind": (_status, [_handle, c_uint64]),
+    "lw_student_registration": (_status, [_handle, c_char_p, c_size_t, _len]),
     "lw_student_stats": (_status, [_handle, c_char_p, c_size_t, _len]),
     "lw_student_close": (None, [_handle]),
     "lw_student_free": (None, [_handle]),
@@ -138,6 +140,42 @@ def check(status: int) -> None:
 def error(status: int) -> Exception:
     """The exception of a status, with this thread's last message."""
     return from_status(status, (lib().lw_last_error() or b"").decode("utf-8", "replace"))
+
+
+def open_interruptibly(open_it: Callable[[int], int], free: Callable[[int], None], timeout_s: float) -> int:
+    """The handle that ``open_it(deadline)`` returns, which may take as long as the broker does.
+
+    It runs on a thread of its own, so that Ctrl-C is noticed at once; a handle that comes after that is freed.
+    """
+    deadline = monotonic_ns() + int(timeout_s * 1e9)
+    done = threading.Event()
+    abandoned = False
+    handle: int | None = None
+    failure: BaseException | None = None
+
+    def work() -> None:
+        nonlocal handle, failure
+        try:
+            handle = open_it(deadline)
+        except BaseException as error:
+            failure = error
+        done.set()
+        if abandoned and handle is not None:
+            free(handle)
+
+    threading.Thread(target=work, name="laneway-open", daemon=True).start()
+    try:
+        while not done.wait(SLICE_NS / 1e9):
+            pass
+    except BaseException:
+        abandoned = True
+        if done.is_set() and handle is not None:
+            free(handle)
+        raise
+    if failure is not None:
+        raise failure
+    assert handle is not None
+    return handle
 
 
 def text(function: Any, handle: Any) -> str:

@@ -61,8 +61,8 @@ class SharedFile:
             os.close(fd)
 
     @classmethod
-    def attach(cls, run_id: str, slot_count: int, slot_stride: int) -> SharedFile:
-        """Opens a file that another process made; a geometry of 0, 0 is the file's own."""
+    def attach(cls, run_id: str, expected: tuple[int, int] | None = None) -> SharedFile:
+        """Opens a file that another process made, with the slot count and stride expected, or its own."""
         names = [run_id] if _NAME.fullmatch(run_id) else _living(run_id)
         if len(names) > 1:
             raise InUse(f"run_id {run_id!r} is ambiguous: {', '.join(names)}; pass one of these names instead")
@@ -77,8 +77,9 @@ class SharedFile:
             raise NotFound(f"no shared memory with run_id {run_id!r} in {DIRECTORY}: has its creator ended?")
         try:
             count, stride = _geometry(fd, path)
-            if (slot_count, slot_stride) not in ((0, 0), (count, stride)):
-                raise Corrupt(f"{path} has {count} slots of {stride} bytes; expected {slot_count} slots of {slot_stride}")
+            if expected is not None and expected != (count, stride):
+                slots, size = expected
+                raise Corrupt(f"{path} has {count} slots of {stride} bytes; expected {slots} slots of {size}")
             return cls(names[0], run_id, fd, count, stride, owned=False)
         finally:
             os.close(fd)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import functools
@@ -19,16 +18,15 @@ import numpy as np
 
 from . import _dtypes, _native, _structs
 from ._endpoints import Endpoints
-from ._medium_glue import open_medium
+from ._medium_glue import check_medium, open_medium
+from ._process import STUDENTS, at_exit
 from .batch_config import BatchConfig
-from .errors import Forked, Interrupted, Status, Timeout
+from .errors import Forked, Status
 from .mediums import Medium
 
 _log = logging.getLogger("laneway.student")
 
 _SAMPLE_SIZE = _structs.SAMPLE.size
-_WORKERS, _BATCH = 8, 8
-"""Workers that can be attached at once, and tasks that each takes at once: room for them is reserved beside the slots."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +44,8 @@ class Options:
     data_workers: int = 0
     prefetch: int = 0
     max_attempts: int = 3
+    max_workers: int = 8
+    max_batch: int = 8
     seed: int = 0
     embedded_broker: bool = False
 
@@ -83,8 +83,10 @@ class OpenStudent:
         self._buffers: list[Any] = []
         self._lease = _lease_type(self.config.nbytes())
         self._plans: dict[bool, list[tuple[Any, ...]]] = {}
-        self.lane: int = lib.lw_student_lane(self._handle)
+        self.registration: dict[str, Any] = json.loads(_native.text(lib.lw_student_registration, self._handle))
+        self.lane: int = self.registration["lane"]
         _open_students.add(self)
+        at_exit(STUDENTS, self, OpenStudent.close)
 
     def take(self, n: int, deadline: int) -> list[bytes]:
         """At least one and at most ``n`` samples, each as the bytes of an ``lw_sample``, or an empty list at the deadline.
@@ -189,19 +191,13 @@ class OpenStudent:
 _open_students: weakref.WeakSet[OpenStudent] = weakref.WeakSet()
 
 
-@atexit.register
-def _close_all() -> None:
-    for student in list(_open_students):
-        with contextlib.suppress(Exception):
-            student.close()
-
-
 def find_open(group: str | None, endpoints: Endpoints) -> OpenStudent | None:
     """A student of that group which this process has opened."""
     pid = os.getpid()
     for student in list(_open_students):
         options = student.options
-        if student.pid == pid and options.group == group and options.endpoints.frontend == endpoints.frontend:
+        same_group = group in (options.group, student.registration["group"])
+        if student.pid == pid and same_group and options.endpoints.frontend == endpoints.frontend:
             return student
     return None
 
@@ -231,7 +227,6 @@ def c_layout(config: BatchConfig) -> Iterator[int]:
 def _open(options: Options, timeout_s: float) -> int:
     """The handle of a student that is registered."""
     lib = _native.lib()
-    slot_count, max_workers, max_batch = _room(options)
     c = _structs.StudentOptions()
     lib.lw_student_options_init(ctypes.byref(c))
     c.endpoints = options.endpoints.to_c()
@@ -239,52 +234,36 @@ def _open(options: Options, timeout_s: float) -> int:
     c.seed = options.seed
     c.rank, c.data_worker, c.data_workers = options.rank, options.data_worker, options.data_workers
     c.role = _structs.ROLE_DATASET if options.dataset else _structs.ROLE_CLIENT
-    c.slot_count, c.max_workers, c.max_batch = slot_count, max_workers, max_batch
+    c.slot_count, c.max_workers, c.max_batch = _slots(options), options.max_workers, options.max_batch
     c.prefetch, c.max_attempts = options.prefetch, options.max_attempts
     c.embedded_broker = options.embedded_broker
-    out = c_void_p()
-    with c_layout(options.batch_config) as layout:
-        medium = open_medium(options.medium)
-        c.layout, c.medium = layout, medium
-        try:
-            wait_for_broker(lambda deadline: lib.lw_student_open(ctypes.byref(c), deadline, ctypes.byref(out)), timeout_s)
-        finally:
-            lib.lw_medium_free(medium)
-    assert out.value is not None
-    return out.value
+
+    def open_it(deadline: int) -> int:
+        out = c_void_p()
+        with c_layout(options.batch_config) as layout:
+            medium = open_medium(options.medium)
+            c.layout, c.medium = layout, medium
+            try:
+                _native.check(lib.lw_student_open(ctypes.byref(c), deadline, ctypes.byref(out)))
+            finally:
+                lib.lw_medium_free(medium)
+        assert out.value is not None
+        return out.value
+
+    return _native.open_interruptibly(open_it, lib.lw_student_free, timeout_s)
 
 
-def wait_for_broker(opening: Callable[[int], int], timeout_s: float) -> None:
-    """Calls ``opening(deadline)`` until it succeeds, in slices of a second, so that Ctrl-C is not held up by a broker that does not answer."""
-    end = _native.monotonic_ns() + int(timeout_s * 1e9)
-    while True:
-        deadline = min(end, _native.monotonic_ns() + 10 * _native.SLICE_NS)
-        status = opening(deadline)
-        if status == Status.OK:
-            return
-        error = _native.error(status)
-        if not isinstance(error, (Timeout, Interrupted)) or deadline >= end:
-            raise error
-
-
-def _room(options: Options) -> tuple[int, int, int]:
-    """Slots, workers and batch that fit the medium: one of the user's has a fixed number of slots for all of them."""
+def _slots(options: Options) -> int:
+    """``slot_count``, unless the user's own medium is too small for it and one worker's batch: then half of what it has."""
     medium = options.medium
     if medium is None or isinstance(medium, str):
-        return options.slot_count, _WORKERS, _BATCH
+        return options.slot_count
+    check_medium(medium)
     have = medium.slot_count
     if have < 2:
         raise ValueError(f"the medium has {have} slot; expected at least 2: one for the student and one for a worker")
-    if have >= options.slot_count + _WORKERS * _BATCH:
-        return options.slot_count, _WORKERS, _BATCH
-    workers = min(_WORKERS, have // 2)
-    batch = min(_BATCH, max(1, have // (2 * workers)))
-    slots = min(options.slot_count, have - workers * batch)
-    _log.info(
-        "student: the medium's %d slots are shared out: %d in flight and held, %d workers of %d tasks at once",
-        have,
-        slots,
-        workers,
-        batch,
-    )
-    return slots, workers, batch
+    if have >= options.slot_count + options.max_batch:
+        return options.slot_count
+    slots = min(options.slot_count, have // 2)
+    _log.info("student: of the medium's %d slots, %d are for samples in flight and held, the others for workers", have, slots)
+    return slots

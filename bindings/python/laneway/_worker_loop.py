@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from ctypes import c_size_t, c_uint32, c_void_p
@@ -20,7 +21,8 @@ from . import _dtypes, _native, _structs
 from ._dtypes import Framework
 from ._endpoints import Endpoints
 from ._medium_glue import AttachTables
-from ._student import c_layout, view_plan, wait_for_broker
+from ._process import WORKERS, at_exit
+from ._student import c_layout, view_plan
 from .batch_config import BatchConfig
 from .errors import Corrupt, NotFound, Status
 
@@ -28,6 +30,7 @@ _log = logging.getLogger("laneway.worker")
 
 _TASK_SIZE = _structs.TASK.size
 _MOST_TEXT = 16 * 1024
+_PATIENCE_S = 2.0
 _MOST_VIEWS = 4096
 """Slots whose views are kept: more than the slots of eight students; beyond that they are made again."""
 
@@ -96,13 +99,20 @@ class WorkerLoop:
         self._model_cfg: dict[str, Any] | None = None
         self._views: dict[int, dict[str, Any]] = {}
         self._plan: list[tuple[Any, ...]] = []
+        at_exit(WORKERS, self, WorkerLoop._end)
         if options.fill_fn is not None and options.config is not None:
             self._plan = view_plan(options.config, _dtypes.use_torch(options.framework))
 
     def serve(self, stopping: Callable[[], bool]) -> None:
         """Takes tasks and makes them, until stopped."""
-        lib = _native.lib()
         self.serving = True
+        try:
+            self._serve(stopping)
+        finally:
+            self.serving = False
+
+    def _serve(self, stopping: Callable[[], bool]) -> None:
+        lib = _native.lib()
         size = self._options.batch_size
         buffer, count = ctypes.create_string_buffer(size * _TASK_SIZE), c_size_t()
         take, count_ref = lib.lw_worker_take, ctypes.byref(count)
@@ -215,6 +225,15 @@ class WorkerLoop:
         """Ends the wait for tasks."""
         self._with_handle(_native.lib().lw_worker_stop, None)
 
+    def _end(self) -> None:
+        """At the interpreter's end: a loop on a daemon thread gets a moment to finish its task."""
+        self.stop()
+        patience = time.monotonic() + _PATIENCE_S
+        while self.serving and time.monotonic() < patience:
+            time.sleep(0.01)
+        if not self.serving:
+            self.free()
+
     @property
     def generation(self) -> int:
         """The number of the newest model known."""
@@ -270,15 +289,19 @@ def _open(options: WorkerOptions, timeout_s: float) -> int:
     c.endpoints = options.endpoints.to_c()
     c.slot_size, c.batch_size = options.slot_size, options.batch_size
     c.worker_id = -1 if options.worker_id is None else options.worker_id
-    attach = AttachTables(options.mediums)
-    c.attach, c.attach_count = attach.array, attach.count
-    out = c_void_p()
-    try:
-        with contextlib.nullcontext() if options.config is None else c_layout(options.config) as layout:
-            c.layout = layout
-            wait_for_broker(lambda deadline: lib.lw_worker_open(ctypes.byref(c), deadline, ctypes.byref(out)), timeout_s)
-    except BaseException:
-        attach.forget()
-        raise
-    assert out.value is not None
-    return out.value
+
+    def open_it(deadline: int) -> int:
+        attach = AttachTables(options.mediums)
+        c.attach, c.attach_count = attach.array, attach.count
+        out = c_void_p()
+        try:
+            with contextlib.nullcontext() if options.config is None else c_layout(options.config) as layout:
+                c.layout = layout
+                _native.check(lib.lw_worker_open(ctypes.byref(c), deadline, ctypes.byref(out)))
+        except BaseException:
+            attach.forget()
+            raise
+        assert out.value is not None
+        return out.value
+
+    return _native.open_interruptibly(open_it, lib.lw_worker_free, timeout_s)

@@ -15,7 +15,7 @@ from typing import Any
 
 from . import _native, _structs
 from ._endpoints import Endpoints
-from ._locks import ProcessLock
+from ._process import BROKERS, ProcessLock, at_exit
 from .errors import Forked
 
 _log = logging.getLogger("laneway.broker")
@@ -93,6 +93,7 @@ class Broker:
             self._handle, self._pid, self._failure = handle.value, os.getpid(), None
             self._thread = threading.Thread(target=self._serve, args=(handle.value,), name="laneway-broker", daemon=True)
             self._thread.start()
+            at_exit(BROKERS, self, Broker.stop)
 
     def _serve(self, handle: int) -> None:
         try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from . import _dtypes, _native, _structs
 from ._dtypes import Framework
 from ._endpoints import Endpoints
-from ._locks import ProcessLock
+from ._process import ProcessLock
 from ._student import OpenStudent, Options
 from .batch_config import BatchConfig
 from .errors import InUse, Timeout
@@ -29,7 +29,8 @@ else:
 
 _log = logging.getLogger("laneway.dataset")
 
-_ATTEMPT_S = 1.0
+# Longer than the library waits for a process of the same name that may be dying (1.5 s).
+_ATTEMPT_S = 2.0
 _LONGEST_DELAY_S = 1.0
 _LOOK_AROUND_NS = 1_000_000_000
 _HINT_S = 30.0
@@ -63,6 +64,7 @@ class DistillIterableDataset(_Base):
         retry_delay: seconds to wait before the second try; doubled for each one after, up to a second.
         medium: None or ``"shm"``, ``"file:/path"`` (``{lane}`` in it is replaced, needed where several processes iterate), or
             a function from a lane to a :class:`~laneway.mediums.Medium`.
+        max_workers, max_batch: as for :class:`~laneway.StudentClient`.
         max_attempts: how often a ticket is tried before :class:`~laneway.TaskError` is raised.
         seed: the run's seed; None is that of the client which ``generation_value`` came from, else 0.
         tags: adds ``_lane``, ``_step`` and ``_generation`` (ints) to each sample.
@@ -80,6 +82,8 @@ class DistillIterableDataset(_Base):
         retry_delay: float = 0.01,
         *,
         medium: str | Callable[[int], Any] | None = None,
+        max_workers: int = 8,
+        max_batch: int = 8,
         max_attempts: int = 3,
         seed: int | None = None,
         tags: bool = False,
@@ -102,6 +106,8 @@ class DistillIterableDataset(_Base):
             group=None if shared is None else shared.group,
             dataset=True,
             prefetch=slot_count,
+            max_workers=check_count("max_workers", max_workers, 1),
+            max_batch=check_count("max_batch", max_batch, 1),
             max_attempts=check_count("max_attempts", max_attempts, 1),
             seed=check_count("seed", (shared.seed if shared else 0) if seed is None else seed, 0, 2**64 - 1),
         )
@@ -198,10 +204,12 @@ class DistillIterableDataset(_Base):
         while True:
             try:
                 return OpenStudent(replace(options, medium=self._medium_for(lane, workers)), _ATTEMPT_S)
-            except (Timeout, InUse) as error:
+            except InUse as error:
+                raise InUse(f"{error}. {_IN_USE}") from error
+            except Timeout as error:
                 tries += 1
                 if tries > self._max_retries:
-                    raise type(error)(f"{error} (tried {tries} times{_IN_USE if isinstance(error, InUse) else ''})") from error
+                    raise Timeout(f"{error} (tried {tries} times)") from error
                 _log.debug("dataset: lane %d: try %d: %s", lane, tries, error)
             time.sleep(delay)
             delay = min(2 * delay, max(_LONGEST_DELAY_S, self._retry_delay))
@@ -225,7 +233,7 @@ class DistillIterableDataset(_Base):
         self._reset()
 
 
-_IN_USE = "; if another process iterates this very dataset, end that iteration, or call dataset.close() there"
+_IN_USE = "If that process iterates this very dataset, end the iteration, or call dataset.close() there"
 
 
 def wait_for_sample(student: OpenStudent, parent: int | None) -> bytes | None:

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 from typing import Any
 
 from . import _native, _structs
+from ._process import LOGS, at_exit
 
 LOGGER = logging.getLogger("laneway")
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _LEVELS = {"TRACE": 5, "DEBUG": 10, "INFO": 20, "WARNING": 30, "WARN": 30, "ERROR": 40, "CRITICAL": 50, "OFF": 100}
 
-# The library keeps a pointer to the callback, so Python has to keep the object. The pid is that of the process that registered it.
-_registered: tuple[Any, int] | None = None
+
+class _Registration:
+    """The callback that the library has, which Python must keep, and the process that gave it."""
+
+    def __init__(self) -> None:
+        self.callback = _structs.LogCallback(_receive)
+        self.pid = os.getpid()
+        _native.check(_native.lib().lw_log_set_callback(self.callback, None, _structs.Drop()))
+        at_exit(LOGS, self, _Registration.end)
+
+    def end(self) -> None:
+        """Returns when no message is on its way any more; in a forked child the library calls nothing anyway."""
+        if self.pid == os.getpid():
+            _native.lib().lw_log_set_callback(_structs.LogCallback(), None, _structs.Drop())
+
+
+_registered: _Registration | None = None
 
 
 def setup_logging(level: int | str = "INFO") -> None:
@@ -37,13 +52,10 @@ def setup_logging(level: int | str = "INFO") -> None:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter(_FORMAT))
         LOGGER.addHandler(handler)
-    lib = _native.lib()
-    lib.lw_log_set_level(number)
+    _native.lib().lw_log_set_level(number)
     global _registered
-    if _registered is None or _registered[1] != os.getpid():
-        callback = _structs.LogCallback(_receive)
-        _native.check(lib.lw_log_set_callback(callback, None, _structs.Drop()))
-        _registered = callback, os.getpid()
+    if _registered is None or _registered.pid != os.getpid():
+        _registered = _Registration()
 
 
 def _level(level: int | str) -> int:
@@ -64,12 +76,3 @@ def _receive(_user: int | None, level: int, target: bytes, message: bytes) -> No
     except Exception:
         if logging.lastResort is not None:
             logging.lastResort.handleError(logging.makeLogRecord({"msg": message}))
-
-
-@atexit.register
-def _detach() -> None:
-    """Before the interpreter goes: a library thread that asked a finished interpreter for the GIL would never return."""
-    global _registered
-    if _registered is not None and _registered[1] == os.getpid():
-        _native.lib().lw_log_set_callback(_structs.LogCallback(), None, _structs.Drop())
-    _registered = None

@@ -196,13 +196,13 @@ class SharedMemoryManager(MediumBase):
         else:
             if run_id is None:
                 raise ValueError("run_id is missing: to attach (read_only=False), pass the run_id that the creator shows")
-            self._file = SharedFile.attach(run_id, slot_count, slot_stride)
+            self._file = SharedFile.attach(run_id, (slot_count, slot_stride))
 
     @classmethod
-    def attach(cls, buf_name: str, slot_count: int = 0, slot_stride: int = 0) -> SharedMemoryManager:
+    def attach(cls, buf_name: str) -> SharedMemoryManager:  # type: ignore[override]
         """Attaches by name; the geometry is the file's own."""
         medium = cls.__new__(cls)
-        medium._file = SharedFile.attach(buf_name, slot_count, slot_stride)
+        medium._file = SharedFile.attach(buf_name)
         return medium
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 from . import _dtypes, _native, _structs
 from ._dtypes import Framework
 from ._endpoints import Endpoints
-from ._locks import ProcessLock
+from ._process import ProcessLock
 from ._student import OpenStudent, Options, find_open
 from .batch_config import BatchConfig
 from .errors import Closed
@@ -110,12 +110,20 @@ class SampleRef:
 class GenerationValue:
     """The group's generation as a shared value: what a ``multiprocessing.Value`` is to the published design.
 
-    Picklable under every start method. It also carries the group and the broker's addresses, so that a dataset finds the rest.
+    Picklable under every start method. It also carries the group, the run's seed and the broker's addresses, so that a dataset
+    finds the rest.
     """
 
     def __init__(self, endpoints: Endpoints, group: str | None, seed: int, client: StudentClient | None = None) -> None:
-        self.endpoints, self.group, self.seed = endpoints, group, seed
+        self.endpoints, self.seed = endpoints, seed
+        self._group = group
         self._client = None if client is None else weakref.ref(client)
+
+    @property
+    def group(self) -> str | None:
+        """The group; None, which means what the environment says, until the client has registered."""
+        student = self._own()
+        return self._group if student is None else student.registration["group"]
 
     @property
     def value(self) -> int:
@@ -124,12 +132,15 @@ class GenerationValue:
         Raises:
             Closed: this process has no open student of the group to learn it from.
         """
-        student = find_open(self.group, self.endpoints)
-        if student is None and self._client is not None and (client := self._client()) is not None:
-            student = client._student_or_none()
+        # The client's works in a forked child too: the word is in shared memory.
+        student = self._own() or find_open(self.group, self.endpoints)
         if student is None:
             raise Closed("no student of this group is open in this process: iterate the dataset, or call client.hello(), first")
         return student.generation
+
+    def _own(self) -> OpenStudent | None:
+        client = None if self._client is None else self._client()
+        return None if client is None else client._student
 
     def get_lock(self) -> contextlib.AbstractContextManager[Any]:
         """A context manager, for code written for ``multiprocessing.Value``; reading needs no lock."""
@@ -156,6 +167,8 @@ class StudentClient:
         medium: where samples lie: None or ``"shm"``, ``"file:/path"``, or a :class:`~laneway.mediums.Medium`.
         group: separates jobs on one broker; None is torchrun's run id, else its master's address and port, else ``"default"``.
         prefetch: tickets opened ahead of the one that is waited for.
+        max_workers, max_batch: workers that can be attached at once, and tasks that each may take at once; address space for
+            them is set aside, and a worker beyond it is refused, with both numbers.
         max_attempts: how often a ticket is tried, when workers fail or die, before :class:`~laneway.TaskError` is raised.
         seed: the run's seed, from which, with lane and step, each ticket's seed is made.
         broker: ``"embedded"`` starts a ``laneway broker`` process unless one answers; it ends after its last student and worker.
@@ -174,6 +187,8 @@ class StudentClient:
         *,
         group: str | None = None,
         prefetch: int = 0,
+        max_workers: int = 8,
+        max_batch: int = 8,
         max_attempts: int = 3,
         seed: int = 0,
         broker: str | None = None,
@@ -189,6 +204,8 @@ class StudentClient:
             group=group,
             medium=medium,
             prefetch=check_count("prefetch", prefetch, 0),
+            max_workers=check_count("max_workers", max_workers, 1),
+            max_batch=check_count("max_batch", max_batch, 1),
             max_attempts=check_count("max_attempts", max_attempts, 1),
             seed=check_count("seed", seed, 0, 2**64 - 1),
             embedded_broker=broker == "embedded",
@@ -204,7 +221,8 @@ class StudentClient:
         """Registers at the broker, or does nothing if this was done; waits up to ``timeout_s`` seconds for it.
 
         Returns:
-            What was agreed: ``student_rank``, ``lane``, ``generation``, ``slot_count``, ``slot_size`` (bytes), ``pid``.
+            What was agreed: ``student_rank``, ``group``, ``lane``, ``generation``, ``slot_count``, ``slot_size`` (bytes), ``pid``,
+            and the broker's ``host`` and ``session``.
 
         Raises:
             Timeout: no broker answered; names the endpoint.
@@ -214,7 +232,7 @@ class StudentClient:
         student = self._open(timeout_s)
         return {
             "student_rank": self._options.rank,
-            "lane": student.lane,
+            **student.registration,
             "generation": student.generation,
             "slot_count": self._options.slot_count,
             "slot_size": student.config.nbytes(),
@@ -307,9 +325,6 @@ class StudentClient:
                 self._student = OpenStudent(self._options, timeout_s)
             self._student.check_process()
             return self._student
-
-    def _student_or_none(self) -> OpenStudent | None:
-        return self._student
 
     def __enter__(self) -> StudentClient:
         self.hello()

@@ -10,7 +10,7 @@ from typing import Any
 
 from ._dtypes import Framework
 from ._endpoints import Endpoints
-from ._locks import ProcessLock
+from ._process import ProcessLock
 from ._worker_loop import Task, WorkerLoop, WorkerOptions
 from .batch_config import BatchConfig
 from .errors import Timeout
@@ -47,7 +47,7 @@ class Worker:
         medium: classes (or one) of mediums of one's own that it can write; ``shm`` and ``file`` it always can.
         fill_fn: ``(tasks) -> None``, or one ``bytes`` for each task.
         batch_config: the tensors of a sample; students with other ones are refused by name of what differs.
-        batch_size: most tasks at once.
+        batch_size: most tasks at once. Students allow 8 unless their ``max_batch`` says more.
         framework: what ``task["x"]`` is: ``"torch"``, ``"numpy"``, or ``"auto"``: torch where it can be imported.
     """
 

@@ -6,8 +6,8 @@ import os
 import numpy as np
 import pytest
 from conftest import wait_until
+from own_mediums import BrokenMedium, FileMedium, RefusingMedium
 from peers import CONFIG, expected
-from test_mediums import FileMedium
 
 from laneway import StudentClient, TaskError, errors
 from laneway.mediums import MediumBase, SharedMemoryManager
@@ -21,8 +21,7 @@ def worker(house, expression):
         from laneway import *
         from laneway.mediums import *
         import peers
-        from test_mediums import FileMedium
-        from test_custom_medium import BrokenMedium, RefusingMedium
+        from own_mediums import *
         setup_logging("INFO")
         Worker(fill_fn=peers.fill, batch_config=peers.CONFIG, batch_size=2, medium={expression}, framework="numpy").run()"""
     return house.python("-c", code)
@@ -40,7 +39,6 @@ def medium(request, tmp_path):
 
 
 def test_every_medium_keeps_the_same_promises(house, medium, tmp_path):
-    before = set(os.listdir("/dev/shm"))
     medium, kind = medium
     worker(house, kind)
     worker(house, kind)
@@ -62,8 +60,7 @@ def test_every_medium_keeps_the_same_promises(house, medium, tmp_path):
     del client, sample, kept
     gc.collect()
     wait_until(lambda: not os.listdir(tmp_path), "the file's end")
-    name = getattr(medium, "buf_name", "")
-    assert not (set(os.listdir("/dev/shm")) - before) | ({name} & set(os.listdir("/dev/shm")))
+    assert not any(name.startswith(f"lw_{os.getpid():x}_") for name in os.listdir("/dev/shm"))
 
 
 def test_a_small_medium_is_shared_out(house, tmp_path):
@@ -91,21 +88,6 @@ def test_a_worker_that_does_not_know_the_medium_is_refused_and_told(house, tmp_p
         client.set_model("m")
         assert client.request_sample(timeout_ms=1500) is None
         wait_until(lambda: "FileMedium" in other.log.read_text(), "the reason in the worker's log")
-
-
-class BrokenMedium(FileMedium):
-    """Cannot be read."""
-
-    def read_slot_tensors(self, slot_id):
-        raise OSError("the disk is on fire")
-
-
-class RefusingMedium(FileMedium):
-    """Cannot be attached to."""
-
-    @classmethod
-    def attach(cls, buf_name):
-        raise PermissionError(f"{buf_name} is locked away")
 
 
 def test_an_exception_while_reading_reaches_the_student(house, tmp_path):

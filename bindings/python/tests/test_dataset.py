@@ -14,6 +14,7 @@ from conftest import wait_until
 from peers import CONFIG, expected
 
 from laneway import DistillIterableDataset, StudentClient, errors
+from laneway.mediums import SharedMemoryManager
 
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader, IterableDataset
@@ -128,6 +129,15 @@ def test_the_generation_value_crosses_processes(client):
     assert check(next(iter(data)), 2) == (0, 0)
 
 
+def test_a_process_without_a_student_is_told_what_to_do_for_the_generation(client):
+    with multiprocessing.get_context("spawn").Pool(1) as pool, pytest.raises(errors.Closed, match="iterate the dataset, or call"):
+        pool.apply(read_value, [client.generation_value])
+
+
+def read_value(value):
+    return value.value
+
+
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_a_switch_reaches_data_workers(client, start):
     loader = DataLoader(dataset(client), batch_size=4, num_workers=2, multiprocessing_context=start, prefetch_factor=2)
@@ -172,7 +182,8 @@ def test_a_broker_that_restarts_later_is_waited_for(client, house):
 
 def test_an_iterator_that_waits_ends_with_ctrl_c(house):
     code = """if True:
-        from peers import CONFIG
+        from laneway.mediums import SharedMemoryManager
+from peers import CONFIG
         from laneway import *
         print(1, flush=True)
         next(iter(DistillIterableDataset(0, None, 4, CONFIG)))"""
@@ -186,7 +197,8 @@ def test_an_iterator_that_waits_ends_with_ctrl_c(house):
 def test_data_workers_end_with_a_killed_trainer(house):
     code = """if True:
         import sys
-        from peers import CONFIG
+        from laneway.mediums import SharedMemoryManager
+from peers import CONFIG
         from laneway import *
         from torch.utils.data import DataLoader, get_worker_info
         import multiprocessing
@@ -215,14 +227,15 @@ def test_two_processes_on_one_lane_are_refused_with_what_to_do(client, house):
     samples = iter(dataset(client))
     next(samples)
     code = """if True:
-        from peers import CONFIG
+        from laneway.mediums import SharedMemoryManager
+from peers import CONFIG
         from laneway import *
         next(iter(DistillIterableDataset(0, None, 4, CONFIG, max_retries=1)))"""
     done = subprocess.run([sys.executable, "-c", code], env=house.env, capture_output=True, text=True, timeout=60)
     assert "InUse" in done.stderr and str(os.getpid()) in done.stderr and "dataset.close()" in done.stderr
 
 
-def test_a_mapped_file_is_a_medium_too(client, tmp_path):
+def test_files_and_mediums_of_ones_own_hold_samples_too(client, house, tmp_path):
     for workers, path in [(0, "slots"), (2, "slots-{lane}")]:
         loader = DataLoader(dataset(client, medium=f"file:{tmp_path}/{path}"), batch_size=4, num_workers=workers)
         for i, batch in enumerate(loader):
@@ -230,6 +243,15 @@ def test_a_mapped_file_is_a_medium_too(client, tmp_path):
                 check({name: batch[name][row] for name in batch})
             if i == 5:
                 break
+    made = []
+
+    def medium(lane):
+        made.append(lane)
+        return SharedMemoryManager(80, CONFIG.nbytes(), read_only=True)
+
+    house.python("-c", "import peers; from laneway import *; from laneway.mediums import *\n"
+                 "Worker(fill_fn=peers.fill, batch_config=peers.CONFIG, medium=SharedMemoryManager, framework='numpy').run()")  # fmt: skip
+    assert check(next(iter(dataset(client, rank=9, medium=medium)))) == (9, 0) and made == [9]
     with pytest.raises(ValueError, match="each needs a file of its own"):
         next(iter(DataLoader(dataset(client, medium=f"file:{tmp_path}/slots"), num_workers=2)))
     assert os.listdir(tmp_path) == []
