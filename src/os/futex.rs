@@ -1,6 +1,7 @@
 //! `futex(2)` on words that processes share (never the PRIVATE kind, which wakes nobody in another process).
 
 use super::clock::SLICE;
+use super::point;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -29,8 +30,11 @@ pub fn wake(word: &AtomicU32, n: i32) {
 
 /// Changes `word` and wakes all that sleep on it: the ring of a bell.
 pub fn ring(word: &AtomicU32) {
+    point();
     word.fetch_add(1, Ordering::Release);
+    point();
     wake(word, i32::MAX);
+    point();
 }
 
 /// `struct futex_waitv` of linux/futex.h (5.16).

@@ -7,8 +7,6 @@ pub mod bell;
 pub mod cell;
 pub mod doorbell;
 pub mod group;
-#[cfg(feature = "kill-points")]
-pub mod kill_points;
 pub mod layout;
 pub mod region;
 pub mod seat;

@@ -8,4 +8,4 @@ pub use std::sync::atomic::{AtomicU32, AtomicU64};
 pub use std::sync::atomic::{Ordering, fence};
 
 #[cfg(feature = "kill-points")]
-pub use super::kill_points::{AtomicU32, AtomicU64};
+pub use crate::os::kill_points::{AtomicU32, AtomicU64};

@@ -1,33 +1,27 @@
-//! For tests only (feature `kill-points`): atomics that count their stores, so that a process can be killed before and after each one of them in turn.
+//! For tests only (feature `kill-points`): places where this process can be made to die, so that every step that other processes may see half done is
+//! tried in turn. There is one before and after every atomic store into shared memory and on each side of a wake-up; tests add their own.
 
-use std::cell::Cell;
 use std::ops::Deref;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicI64, Ordering};
 
-thread_local! {
-    static LEFT: Cell<Option<u64>> = const { Cell::new(None) };
-    static SEEN: Cell<u64> = const { Cell::new(0) };
-}
+/// Points left until this process dies; negative: nobody dies.
+static LEFT: AtomicI64 = AtomicI64::new(-1);
 
-/// The calling thread's process dies by SIGKILL at this thread's `n`-th point from now, counted from 0.
+/// This process dies by SIGKILL at the `n`-th point from now, counted from 0, whichever thread comes there.
 pub fn arm(n: u64) {
-    LEFT.set(Some(n));
+    LEFT.store(n as i64, Ordering::SeqCst);
 }
 
-/// Nobody dies any more; returns how many points this thread has passed since it first came here.
-pub fn disarm() -> u64 {
-    LEFT.set(None);
-    SEEN.get()
+/// Nobody dies any more. Returns how many points were left, or `None` if it was not armed.
+pub fn disarm() -> Option<u64> {
+    u64::try_from(LEFT.swap(-1, Ordering::SeqCst)).ok()
 }
 
-fn point() {
-    SEEN.set(SEEN.get() + 1);
-    match LEFT.get() {
-        Some(0) => {
-            let _ = nix::sys::signal::raise(nix::sys::signal::Signal::SIGKILL);
-        }
-        Some(n) => LEFT.set(Some(n - 1)),
-        None => {}
+/// A place to die.
+pub fn point() {
+    let one_less = |left| (left >= 0).then_some(left - 1);
+    if LEFT.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less) == Ok(0) {
+        let _ = nix::sys::signal::raise(nix::sys::signal::Signal::SIGKILL);
     }
 }
 
