@@ -5,6 +5,7 @@ mod common;
 #[path = "../peer/mod.rs"]
 mod peer;
 
+mod reclaim;
 mod torture;
 
 #[test]

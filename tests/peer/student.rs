@@ -152,6 +152,10 @@ fn obey(student: &Arc<Student>, role: &StudentRole, word: &str, run: &mut Option
             Ok(text) => serde_json::from_str(&text).unwrap(),
             Err(e) => failure(&e),
         },
+        "open" => match student.next(1, &mut Vec::new(), 0) {
+            Err(e) if e.status == laneway::base::Status::Timeout => json!("opened"),
+            other => panic!("a sample was there already, or {other:?}"),
+        },
         "progress" => json!(run.as_ref().unwrap().taken.load(Ordering::Relaxed)),
         "halt" => run.take().unwrap().halt(),
         "close" => {
