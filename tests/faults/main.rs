@@ -5,6 +5,8 @@ mod common;
 #[path = "../peer/mod.rs"]
 mod peer;
 
+mod broker;
+mod patience;
 mod reclaim;
 mod torture;
 
