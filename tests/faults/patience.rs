@@ -87,7 +87,9 @@ fn a_worker_that_was_stopped_for_a_minute_writes_late_and_harms_nobody() {
     stopped.signal(Signal::SIGCONT);
     assert_eq!(stopped.heard()["wrote"], 0);
     until("its slot is free again", || writing().is_empty());
-    until("it works again", || stopped.ask(json!("stats"))["made"].as_u64() > Some(0) || student.ask(json!("progress")).as_u64() > Some(meanwhile + 50));
+    until("it works again", || {
+        stopped.ask(json!("stats"))["made"].as_u64() > Some(0) || student.ask(json!("progress")).as_u64() > Some(meanwhile + 50)
+    });
     assert_eq!(stopped.ask(json!("stats"))["lost"], 1);
     let told = student.ask(json!("halt"));
     let stats = student.ask(json!("stats"));

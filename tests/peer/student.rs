@@ -183,7 +183,7 @@ struct Taken {
     first: Option<u64>,
     next: u64,
     generations: BTreeMap<u64, u64>,
-    digests: Vec<u64>,
+    digests: BTreeMap<u64, u64>,
     copied: u64,
 }
 
@@ -227,9 +227,8 @@ impl Taken {
             // SAFETY: a delivered sample is `len` readable bytes until it is released.
             let word = unsafe { sample.data.cast::<u64>().add(i).read() };
             if self.digest && i + 1 == words {
-                if self.digests.last() != Some(&word) {
-                    self.digests.push(word);
-                }
+                let known = *self.digests.entry(sample.generation).or_insert(word);
+                assert_eq!(word, known, "step {step}: generation {} was made with two models", sample.generation);
                 continue;
             }
             assert_eq!(word, expected(lane, step, sample.generation, i as u64), "word {i} of lane {lane} step {step}");
@@ -240,8 +239,7 @@ impl Taken {
     }
 
     fn told(&self) -> Value {
-        let generations: Vec<_> = self.generations.iter().collect();
-        json!({ "first": self.first, "next": self.next, "generations": generations, "digests": self.digests, "copied": self.copied })
+        json!({ "first": self.first, "next": self.next, "generations": self.generations, "digests": self.digests, "copied": self.copied })
     }
 }
 
