@@ -14,7 +14,8 @@ states after one layer of the teacher: the student asks for "layer_7", later for
 
     python distill_llm.py mode=student loss=logits start_weights=runs/distill/student.pt run=runs/logits
 
-conf/ holds every setting; any of them can be set on the command line as above.
+conf/ holds every setting; any of them can be set on the command line as above. Broker, workers and students find each other
+through the folder LANEWAY_DIR, if set.
 """
 
 import os
@@ -41,8 +42,9 @@ def run_worker(cfg: DictConfig) -> None:
     """Answer tickets with the teacher until stopped."""
     from distill.worker import serve
 
-    name = cfg.worker.name or os.getpid()
-    serve(choose_device("worker_gpu", cfg), cfg.worker.batch_size, Path(cfg.run) / f"worker-{name}.jsonl")
+    device = choose_device("worker_gpu", cfg)
+    batch_configs = [hydra.utils.instantiate(loss.batch_config) for loss in cfg.losses.values()]
+    serve(device, batch_configs, cfg.worker.batch_size, Path(cfg.run) / f"worker-{cfg.worker.name or os.getpid()}.jsonl")
 
 
 def run_student(cfg: DictConfig) -> None:
@@ -50,12 +52,15 @@ def run_student(cfg: DictConfig) -> None:
     import torch.distributed as dist
     from distill.train import Plan, Stage, Trainer
 
+    if cfg.loss not in cfg.losses:
+        sys.exit(f"loss={cfg.loss}: expected one of {', '.join(cfg.losses)}")
+    loss = cfg.losses[cfg.loss]
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if ranks > 1:
         dist.init_process_group("gloo")
     plan = Plan(
-        stages=[Stage(**stage) for stage in OmegaConf.to_container(cfg.loss.stages, resolve=True)],
-        learning_rate=cfg.loss.learning_rate,
+        stages=[Stage(**stage) for stage in OmegaConf.to_container(loss.stages, resolve=True)],
+        learning_rate=loss.learning_rate,
         batch_size=cfg.batch_size,
         held_out_batches=cfg.held_out_batches,
         evaluate_every=cfg.evaluate_every,
@@ -65,7 +70,8 @@ def run_student(cfg: DictConfig) -> None:
         progress=cfg.progress,
     )
     try:
-        Trainer(plan, hydra.utils.instantiate(cfg.loss.batch_config), rank, ranks, choose_device("student_gpu", cfg)).run()
+        batch_config = hydra.utils.instantiate(loss.batch_config)
+        Trainer(plan, batch_config, rank, ranks, choose_device("student_gpu", cfg)).run()
     finally:
         if ranks > 1:
             dist.destroy_process_group()

@@ -9,9 +9,10 @@ from typing import Any, TextIO
 class Events:
     """An append-only log of one process. `write("step", loss=0.3)` adds the time and the kind."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, fresh: bool = False) -> None:
+        """Go on with the log at `path`, or with `fresh` replace it."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO = open(path, "a", encoding="utf-8")
+        self._file: TextIO = open(path, "w" if fresh else "a", encoding="utf-8")
 
     def write(self, kind: str, **fields: Any) -> None:
         self._file.write(json.dumps({"time": time.time(), "kind": kind, **fields}) + "\n")

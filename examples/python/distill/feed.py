@@ -7,8 +7,8 @@ from typing import Self
 import torch
 import torch.distributed as dist
 from laneway import BatchConfig, DistillIterableDataset, StudentClient
+from laneway.torch import DataLoader
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from .corpus import Split
 
@@ -31,7 +31,7 @@ class Feed:
             generation_value=self.client.generation_value,
             slot_count=slot_count,
             batch_config=batch_config,
-            include_ticket=True,
+            tags=True,
         )
         self._batches: Iterator[Batch] = iter(DataLoader(dataset, batch_size=batch_size))
         self.generation = 0
@@ -46,9 +46,9 @@ class Feed:
         self.generation = int(generation)
 
     def next(self) -> Batch:
-        """The next batch (batch size, …) by tensor name, with the tickets as "lane", "step" and "generation"."""
+        """The next batch (batch size, …) by tensor name, with the tickets as "_lane", "_step" and "_generation"."""
         batch = next(self._batches)
-        if stale := set(batch["generation"].tolist()) - {self.generation}:
+        if stale := set(batch["_generation"].tolist()) - {self.generation}:
             raise RuntimeError(f"rank {self.rank} got samples of generation {sorted(stale)} after the switch to {self.generation}")
         return batch
 

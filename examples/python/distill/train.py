@@ -47,7 +47,7 @@ class Trainer:
 
     def __init__(self, plan: Plan, batch_config: BatchConfig, rank: int, ranks: int, device: torch.device) -> None:
         self.plan, self.batch_config, self.rank, self.ranks, self.device = plan, batch_config, rank, ranks, device
-        self.events = Events(plan.run / f"student-{rank}.jsonl")
+        self.events = Events(plan.run / f"student-{rank}.jsonl", fresh=True)
         self.student = Student(plan.start_blocks)
         if plan.start_weights:
             self.student.llama.blk.load_state_dict(torch.load(plan.start_weights, map_location="cpu"))
@@ -98,7 +98,7 @@ class Trainer:
 
     def _take(self, feed: Feed) -> Batch:
         batch = feed.next()
-        self.events.write("tickets", lane=batch["lane"].tolist(), step=batch["step"].tolist(), generation=feed.generation)
+        self.events.write("tickets", lane=batch["_lane"].tolist(), step=batch["_step"].tolist(), generation=feed.generation)
         return {name: value.to(self.device) for name, value in batch.items()}
 
     def _compare(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
