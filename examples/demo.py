@@ -29,7 +29,8 @@ from distill.events import EventReader  # noqa: E402
 from distill.record import Run, read_run  # noqa: E402
 
 PROGRAM = HERE / "python" / "distill_llm.py"
-KILL_AT_STEP = 52  # of the first student's 120: early in its second stage
+WORKERS = ["worker 1", "worker 2"]
+KILL_AT_STEP = 40  # of the first student's 104: early in its second stage
 AWAY_SECONDS = 5.0  # from the kill to the new start
 PATIENCE_SECONDS = 600.0  # for a whole student run, however slow the machine
 
@@ -114,68 +115,66 @@ class Demo:
     """The cast and the script."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.logs = folder, folder / "logs"
         for old in ("hidden", "logits", "workers", "logs"):
             shutil.rmtree(folder / old, ignore_errors=True)
-        logs = folder / "logs"
-        logs.mkdir(parents=True)
-        self.broker = Role("broker", logs, "mode=broker")
-        self.workers = [
-            Role(name, logs, "mode=worker", f"worker.name={name[-1]}", f"run={folder / 'workers'}") for name in ("worker 1", "worker 2")
-        ]
-        self.students = [
-            Role("student of hidden states", logs, "mode=student", "loss=hidden", f"run={folder / 'hidden'}", "progress=false"),
-            Role(
-                "student of logits", logs, "mode=student", "loss=logits", f"run={folder / 'logits'}", "progress=false",
-                f"start_weights={folder / 'hidden' / 'student.pt'}",
-            ),
-        ]  # fmt: skip
+        self.logs.mkdir(parents=True)
+        self.broker = Role("broker", self.logs, "mode=broker")
+        self.workers: list[Role] = []
         self.marks: list[tuple[float, str, str]] = []  # (time, worker, what was done to it)
-        self.screen = Screen([worker.name for worker in self.workers])
-        self._worker_logs = {w.name: EventReader(folder / "workers" / f"worker-{w.name[-1]}.jsonl") for w in self.workers}
+        self.screen = Screen(WORKERS)
+        self._worker_logs = {name: EventReader(folder / "workers" / f"worker-{name[-1]}.jsonl") for name in WORKERS}
 
     def play(self) -> Run:
         """Run the cast to the end and return the record of it."""
         try:
-            self.screen.say("starting a broker, two workers with the teacher, and a student of its hidden states")
-            for role in (self.broker, *self.workers):
-                role.start()
-            self._play_student(self.students[0], self.folder / "hidden", self._kill_and_restart_a_worker())
-            self.screen.say("a second student goes on from the first's weights, now with the teacher's logits")
-            self._play_student(self.students[1], self.folder / "logits", lambda steps: None)
+            self.broker.start()
+            self.screen.say("a broker, two workers with the teacher, and a student of its hidden states are starting")
+            self._act("hidden", self._kill_and_restart_a_worker())
+            self.screen.say("now a student of the teacher's logits, which goes on from the first one's weights")
+            self._act("logits", lambda steps: None, f"start_weights={self.folder / 'hidden' / 'student.pt'}")
         finally:
-            for role in (*self.students, *self.workers, self.broker):
-                role.stop()
+            self.broker.stop()
             self.screen.close()
-        return read_run(self.folder, [worker.name for worker in self.workers], self.marks)
+        return read_run(self.folder, WORKERS, self.marks)
 
-    def _play_student(self, student: Role, run: Path, on_step: Callable[[int], None]) -> None:
-        student.start()
-        log, steps, deadline = EventReader(run / "student-0.jsonl"), 0, time.monotonic() + PATIENCE_SECONDS
-        while student.exit_status() is None:
+    def _act(self, loss: str, on_step: Callable[[int], None], *settings: str) -> None:
+        """Two workers and a student of one loss, until the student is done."""
+        run, workers_run = f"run={self.folder / loss}", f"run={self.folder / 'workers'}"
+        self.workers = [Role(name, self.logs, "mode=worker", f"loss={loss}", f"worker.name={name[-1]}", workers_run) for name in WORKERS]
+        student = Role(f"student of {loss}", self.logs, "mode=student", f"loss={loss}", run, "progress=false", *settings)
+        try:
+            for role in (*self.workers, student):
+                role.start()
+            self._follow(student, EventReader(self.folder / loss / "student-0.jsonl"), on_step)
+        finally:
+            for role in (student, *self.workers):
+                role.stop()
+
+    def _follow(self, student: Role, log: EventReader, on_step: Callable[[int], None]) -> None:
+        steps, deadline = 0, time.monotonic() + PATIENCE_SECONDS
+        running = True
+        while running:
             time.sleep(0.1)
+            running = student.exit_status() is None  # asked before the last look at the logs
             for event in log.new():
                 steps += event["kind"] == "step"
                 self.screen.student_event(event)
-            on_step(steps)
             for name, reader in self._worker_logs.items():
                 for event in reader.new():
                     self.screen.worker_event(name, event)
+            on_step(steps)
             for role in (self.broker, *self.workers):
                 if role.exit_status() not in (None, -signal.SIGKILL):
                     raise role.failure()
             if time.monotonic() > deadline:
                 raise DemoFailure(f"the {student.name} was not done after {PATIENCE_SECONDS:.0f} s: see {student.log}")
-        for event in log.new():
-            self.screen.student_event(event)
         if student.exit_status() != 0:
             raise student.failure()
 
     def _kill_and_restart_a_worker(self) -> Callable[[int], None]:
-        victim = self.workers[-1]
-
         def on_step(steps: int) -> None:
-            now = time.time()
+            now, victim = time.time(), self.workers[-1]
             if not self.marks and steps >= KILL_AT_STEP:
                 victim.kill()
                 self.marks.append((now, victim.name, "killed"))

@@ -10,8 +10,10 @@ Each line in a terminal of its own; workers may come and go while the student tr
 The teacher is SmolLM2-135M-Instruct, the text Django's documentation, the student 4 of the teacher's
 30 blocks. `loss=hidden` (the default) teaches the student's blocks one after another, each from the hidden
 states after one layer of the teacher: the student asks for "layer_7", later for "layer_14", and so on.
-`loss=logits` then teaches the whole from the teacher's 32 likeliest tokens and the weight of all others:
+`loss=logits`, given to workers and student, then teaches the whole from the teacher's 32 likeliest tokens and
+the weight of all others:
 
+    python distill_llm.py mode=worker loss=logits
     python distill_llm.py mode=student loss=logits start_weights=runs/distill/student.pt run=runs/logits
 
 conf/ holds every setting; any of them can be set on the command line as above. Broker, workers and students find each other
@@ -42,9 +44,8 @@ def run_worker(cfg: DictConfig) -> None:
     """Answer tickets with the teacher until stopped."""
     from distill.worker import serve
 
-    device = choose_device("worker_gpu", cfg)
-    batch_configs = [hydra.utils.instantiate(loss.batch_config) for loss in cfg.losses.values()]
-    serve(device, batch_configs, cfg.worker.batch_size, Path(cfg.run) / f"worker-{cfg.worker.name or os.getpid()}.jsonl")
+    log = Path(cfg.run) / f"worker-{cfg.worker.name or os.getpid()}.jsonl"
+    serve(choose_device("worker_gpu", cfg), hydra.utils.instantiate(cfg.loss.batch_config), cfg.worker.batch_size, log)
 
 
 def run_student(cfg: DictConfig) -> None:
@@ -52,15 +53,12 @@ def run_student(cfg: DictConfig) -> None:
     import torch.distributed as dist
     from distill.train import Plan, Stage, Trainer
 
-    if cfg.loss not in cfg.losses:
-        sys.exit(f"loss={cfg.loss}: expected one of {', '.join(cfg.losses)}")
-    loss = cfg.losses[cfg.loss]
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if ranks > 1:
         dist.init_process_group("gloo")
     plan = Plan(
-        stages=[Stage(**stage) for stage in OmegaConf.to_container(loss.stages, resolve=True)],
-        learning_rate=loss.learning_rate,
+        stages=[Stage(**stage) for stage in OmegaConf.to_container(cfg.loss.stages, resolve=True)],
+        learning_rate=cfg.loss.learning_rate,
         batch_size=cfg.batch_size,
         held_out_batches=cfg.held_out_batches,
         evaluate_every=cfg.evaluate_every,
@@ -70,7 +68,7 @@ def run_student(cfg: DictConfig) -> None:
         progress=cfg.progress,
     )
     try:
-        batch_config = hydra.utils.instantiate(loss.batch_config)
+        batch_config = hydra.utils.instantiate(cfg.loss.batch_config)
         Trainer(plan, batch_config, rank, ranks, choose_device("student_gpu", cfg)).run()
     finally:
         if ranks > 1:

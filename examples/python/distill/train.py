@@ -1,5 +1,6 @@
 """A Laneway student: trains the small model stage by stage, each against one of the teacher's outputs."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from laneway import BatchConfig
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 from .events import Events
 from .feed import Batch, Feed
@@ -59,6 +61,7 @@ class Trainer:
         steps = sum(stage.steps for stage in plan.stages)
         self.events.write("start", steps=steps, sample_bytes=self.batch_config.nbytes())
         with (
+            logging_redirect_tqdm([logging.getLogger("laneway")]),  # messages above the bar, not through it
             Feed(self.rank, self.ranks, self.batch_config, plan.batch_size) as feed,
             tqdm(total=steps, unit="step", disable=self.rank != 0 or not plan.progress, dynamic_ncols=True) as bar,
         ):

@@ -48,24 +48,12 @@ class Answers:
         return {"hidden": self.teacher.hidden(input_ids, layer_of(model_id))}
 
 
-def serve(device: torch.device, batch_configs: Sequence[BatchConfig], batch_size: int, log: Path) -> None:
-    """Load the teacher and answer tickets until stopped by SIGTERM, Ctrl-C or the broker.
-
-    A Laneway worker serves students of one layout. One teacher can be several workers, a thread each: here one for
-    students of hidden states and one for students of logits.
-    """
+def serve(device: torch.device, batch_config: BatchConfig, batch_size: int, log: Path) -> None:
+    """Load the teacher and answer tickets until stopped by SIGTERM, Ctrl-C or the broker."""
     events = Events(log)
     answers = Answers(Teacher(device), Corpus(), events)
-    workers = [Worker(fill_fn=answers, batch_config=config, batch_size=batch_size) for config in batch_configs]
-
-    def stop_all(*_: object) -> None:
-        for worker in workers:
-            worker.stop()
-
-    signal.signal(signal.SIGTERM, stop_all)
+    worker = Worker(fill_fn=answers, batch_config=batch_config, batch_size=batch_size)
+    signal.signal(signal.SIGTERM, lambda *_: worker.stop())
     events.write("ready")
-    for worker in workers[1:]:
-        worker.start()
-    workers[0].run()  # in the main thread, where signals arrive
-    stop_all()
+    worker.run()
     events.write("end")
