@@ -12,7 +12,6 @@ as a page, demo/distill.html. The exit status is 0 only if all that held.
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -53,9 +52,11 @@ class Role:
             self.process = subprocess.Popen(self._command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
 
     def kill(self) -> None:
+        """SIGKILL; from then on its death is no surprise, until it is started again."""
         assert self.process
-        self.process.send_signal(signal.SIGKILL)
+        self.process.kill()
         self.process.wait()
+        self.process = None
 
     def exit_status(self) -> int | None:
         return self.process.poll() if self.process else None
@@ -165,7 +166,7 @@ class Demo:
                     self.screen.worker_event(name, event)
             on_step(steps)
             for role in (self.broker, *self.workers):
-                if role.exit_status() not in (None, -signal.SIGKILL):
+                if role.exit_status() is not None:
                     raise role.failure()
             if time.monotonic() > deadline:
                 raise DemoFailure(f"the {student.name} was not done after {PATIENCE_SECONDS:.0f} s: see {student.log}")
