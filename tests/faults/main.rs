@@ -9,6 +9,7 @@ mod broker;
 mod models;
 mod patience;
 mod reclaim;
+mod syscalls;
 mod torture;
 
 #[test]
