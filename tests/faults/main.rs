@@ -6,6 +6,7 @@ mod common;
 mod peer;
 
 mod broker;
+mod fairness;
 mod models;
 mod patience;
 mod reclaim;
