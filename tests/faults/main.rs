@@ -6,9 +6,11 @@ mod common;
 mod peer;
 
 mod broker;
+mod fairness;
 mod models;
 mod patience;
 mod reclaim;
+mod syscalls;
 mod torture;
 
 #[test]

@@ -38,7 +38,7 @@ pub struct StudentRole {
     /// The last word of each sample is a digest of the model instead.
     pub digest: bool,
     pub spin_us: Option<u32>,
-    /// Says "waiting" and opens only when told.
+    /// Says "waiting" and opens only when told; or does tiny runs, if told.
     pub wait: bool,
     /// Sets a model, takes two samples, sets another, takes one, and ends; dies at that point. Says what it has after each step.
     #[cfg(feature = "kill-points")]
@@ -91,7 +91,9 @@ impl StudentRole {
 pub fn play(role: StudentRole) {
     if role.wait {
         say(&json!("waiting"));
-        hear();
+        if let Some(runs) = hear().filter(|c| c.get("runs").is_some()) {
+            return say(&tiny_runs(&role, runs["runs"].as_u64().unwrap(), runs["of"].as_u64().unwrap()));
+        }
     }
     #[cfg(feature = "kill-points")]
     if let Some(n) = role.kill_at {
@@ -170,6 +172,19 @@ fn obey(student: &Arc<Student>, role: &StudentRole, word: &str, run: &mut Option
         }
         other => panic!("a student does not know '{other}'"),
     }
+}
+
+/// So many students, one after the other, each of which takes `of` samples and goes.
+fn tiny_runs(role: &StudentRole, runs: u64, of: u64) -> Value {
+    let never = AtomicBool::new(false);
+    for run in 0..runs {
+        let student = Student::open(role.options(), patience()).unwrap();
+        if let Err(e) = Taken::default().take(&student, Some(run * of), of, Duration::ZERO, &never) {
+            return failure(&e);
+        }
+        student.close();
+    }
+    json!({ "next": runs * of })
 }
 
 fn failure(e: &Error) -> Value {
