@@ -62,7 +62,7 @@ class Task:
         seed: what randomness should come from, so that another worker could make the same sample again.
         model_id, model_cfg: the model, as the leader's ``set_model`` was given it; not to be changed.
         generation: the model's number.
-        attempt: 1 for the first try, 2 after a worker failed at it or died, …
+        attempt: how many tries of this ticket have failed before: 0 for the first.
         tensors: writable views by name.
     """
 

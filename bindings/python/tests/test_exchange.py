@@ -281,7 +281,7 @@ def test_a_worker_fills_torch_tensors_in_place_and_knows_the_model(house, client
     assert worker.hello()["worker_id"] == 17
     client.set_model("teacher", {"k": 1})
     assert (client.request_sample(timeout_ms=10_000).tensors["x"] == 0).all()
-    assert seen[0] == ("teacher", {"k": 1}, 1) and (worker.generation, worker.model_id) == (1, "teacher")
+    assert seen[0] == ("teacher", {"k": 1}, 0) and (worker.generation, worker.model_id) == (1, "teacher")
     worker.stop()
     assert client.request_sample(timeout_ms=200) is None
 
