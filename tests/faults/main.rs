@@ -7,6 +7,8 @@ mod peer;
 
 mod broker;
 mod fairness;
+mod hostile;
+mod memory;
 mod models;
 mod patience;
 mod reclaim;
