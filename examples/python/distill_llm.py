@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 import hydra
 from laneway import setup_logging
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 if TYPE_CHECKING:  # a broker has no need of torch
     import torch
@@ -57,9 +57,10 @@ def run_student(cfg: DictConfig) -> None:
     if ranks > 1:
         dist.init_process_group("gloo")
     plan = Plan(
-        stages=[Stage(**stage) for stage in OmegaConf.to_container(cfg.loss.stages, resolve=True)],
+        stages=[Stage(stage.model, stage.depth, stage.steps) for stage in cfg.loss.stages],
         learning_rate=cfg.loss.learning_rate,
         batch_size=cfg.batch_size,
+        slot_count=cfg.slot_count,
         held_out_batches=cfg.held_out_batches,
         evaluate_every=cfg.evaluate_every,
         start_blocks=list(cfg.start_blocks),

@@ -93,18 +93,18 @@ def _tokenize(archive: Path, folder: Path) -> None:
 
     with tarfile.open(archive) as tar:
         members = [m for m in tar if "/docs/" in m.name and m.name.endswith(".txt")]
-        documents = [tar.extractfile(m).read().decode("utf-8") for m in sorted(members, key=lambda m: m.name)]
+        files = [tar.extractfile(member) for member in sorted(members, key=lambda m: m.name)]
+        documents = [file.read().decode("utf-8") for file in files if file is not None]
     tokenizer = load_tokenizer()
-    end_of_text = tokenizer.token_to_id("<|endoftext|>")
+    end_of_text = tokenizer.encode("<|endoftext|>").ids
     splits: dict[str, list[int]] = {"train": [], "held_out": []}
     for number, text in enumerate(tqdm(documents, desc="corpus: tokenizing", unit="doc")):
-        split = splits["held_out" if number % HELD_OUT_EVERY == 0 else "train"]
-        split += tokenizer.encode(text, add_special_tokens=False).ids
-        split.append(end_of_text)
-    for split, tokens in splits.items():  # held_out last: its file says that all is done
-        unfinished = folder / f"{split}.unfinished.npy"
+        tokens = splits["held_out" if number % HELD_OUT_EVERY == 0 else "train"]
+        tokens += tokenizer.encode(text, add_special_tokens=False).ids + end_of_text
+    for name, tokens in splits.items():  # held_out last: its file says that all is done
+        unfinished = folder / f"{name}.unfinished.npy"
         np.save(unfinished, np.array(tokens, dtype=np.uint16))
-        os.replace(unfinished, _token_file(folder, split))
+        os.replace(unfinished, _token_file(folder, name))
 
 
 if __name__ == "__main__":

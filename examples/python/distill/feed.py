@@ -18,10 +18,8 @@ Batch = dict[str, Tensor]
 class Feed:
     """Batches of what the workers make. Every rank has one; rank 0 leads, so its `switch` moves all ranks."""
 
-    def __init__(self, rank: int, ranks: int, batch_config: BatchConfig, batch_size: int) -> None:
+    def __init__(self, rank: int, ranks: int, batch_config: BatchConfig, batch_size: int, slot_count: int) -> None:
         self.rank, self.ranks = rank, ranks
-        # One batch is being collated while two more are being made.
-        slot_count = 3 * batch_size
         self.client = StudentClient(student_rank=rank, slot_count=slot_count, batch_config=batch_config)
         self.client.hello()
         if rank != 0:

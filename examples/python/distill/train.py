@@ -36,6 +36,7 @@ class Plan:
     stages: list[Stage]
     learning_rate: float
     batch_size: int
+    slot_count: int
     held_out_batches: int
     evaluate_every: int
     start_blocks: list[int]
@@ -62,7 +63,7 @@ class Trainer:
         self.events.write("start", steps=steps, sample_bytes=self.batch_config.nbytes())
         with (
             logging_redirect_tqdm([logging.getLogger("laneway")]),  # messages above the bar, not through it
-            Feed(self.rank, self.ranks, self.batch_config, plan.batch_size) as feed,
+            Feed(self.rank, self.ranks, self.batch_config, plan.batch_size, plan.slot_count) as feed,
             tqdm(total=steps, unit="step", disable=self.rank != 0 or not plan.progress, dynamic_ncols=True) as bar,
         ):
             for stage in plan.stages:
