@@ -142,40 +142,47 @@ def error(status: int) -> Exception:
     return from_status(status, (lib().lw_last_error() or b"").decode("utf-8", "replace"))
 
 
-def open_interruptibly(open_it: Callable[[int], int], free: Callable[[int], None], timeout_s: float) -> int:
-    """The handle that ``open_it(deadline)`` returns, which may take as long as the broker does.
+def interruptibly(ask: Callable[[int], int], timeout_s: float, undo: Callable[[int], None] | None = None) -> int:
+    """What ``ask(deadline)`` returns, which may take as long as the broker does.
 
-    It runs on a thread of its own, so that Ctrl-C is noticed at once; a handle that comes after that is freed.
+    It runs on a thread of its own, so that Ctrl-C is noticed at once; a result that comes after that is undone.
     """
     deadline = monotonic_ns() + int(timeout_s * 1e9)
+    lock = threading.Lock()
     done = threading.Event()
     abandoned = False
-    handle: int | None = None
+    result: int | None = None
     failure: BaseException | None = None
 
     def work() -> None:
-        nonlocal handle, failure
+        nonlocal result, failure
         try:
-            handle = open_it(deadline)
+            answer = ask(deadline)
         except BaseException as error:
             failure = error
+        else:
+            with lock:
+                result = answer
+                late = abandoned
+            if late and undo is not None:
+                undo(answer)
         done.set()
-        if abandoned and handle is not None:
-            free(handle)
 
-    threading.Thread(target=work, name="laneway-open", daemon=True).start()
+    threading.Thread(target=work, name="laneway-ask", daemon=True).start()
     try:
         while not done.wait(SLICE_NS / 1e9):
             pass
     except BaseException:
-        abandoned = True
-        if done.is_set() and handle is not None:
-            free(handle)
+        with lock:
+            abandoned = True
+            early = result
+        if early is not None and undo is not None:
+            undo(early)
         raise
     if failure is not None:
         raise failure
-    assert handle is not None
-    return handle
+    assert result is not None
+    return result
 
 
 def text(function: Any, handle: Any) -> str:

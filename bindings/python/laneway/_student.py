@@ -27,6 +27,7 @@ from .mediums import Medium
 _log = logging.getLogger("laneway.student")
 
 _SAMPLE_SIZE = _structs.SAMPLE.size
+_MOST_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,7 @@ class OpenStudent:
             buffer, count = self._buffers.pop()
         except IndexError:
             buffer, count = None, c_size_t()
+        n = min(n, _MOST_AT_ONCE)
         if buffer is None or len(buffer) < n * _SAMPLE_SIZE:
             buffer = ctypes.create_string_buffer(n * _SAMPLE_SIZE)
         while True:
@@ -143,13 +145,15 @@ class OpenStudent:
         """Raises the generation; returns the new one."""
         self.check_process()
         identity, blob = model_id.encode(), _native.bytes_or_none(config)
-        generation = c_uint64()
-        deadline = _native.monotonic_ns() + int(timeout_s * 1e9)
-        status = _native.lib().lw_student_set_model(
-            self._handle, identity, len(identity), blob, len(blob or b""), deadline, ctypes.byref(generation)
-        )
-        _native.check(status)
-        return generation.value
+        set_model = _native.lib().lw_student_set_model
+
+        def ask(deadline: int) -> int:
+            generation = c_uint64()
+            size = len(blob or b"")
+            _native.check(set_model(self._handle, identity, len(identity), blob, size, deadline, ctypes.byref(generation)))
+            return generation.value
+
+        return _native.interruptibly(ask, timeout_s)
 
     @property
     def generation(self) -> int:
@@ -252,7 +256,7 @@ def _open(options: Options, timeout_s: float) -> int:
         assert out.value is not None
         return out.value
 
-    return _native.open_interruptibly(open_it, lib.lw_student_free, timeout_s)
+    return _native.interruptibly(open_it, timeout_s, undo=lib.lw_student_free)
 
 
 def _slots(options: Options) -> int:

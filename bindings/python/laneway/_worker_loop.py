@@ -306,4 +306,4 @@ def _open(options: WorkerOptions, timeout_s: float) -> int:
         assert out.value is not None
         return out.value
 
-    return _native.open_interruptibly(open_it, lib.lw_worker_free, timeout_s)
+    return _native.interruptibly(open_it, timeout_s, undo=lib.lw_worker_free)

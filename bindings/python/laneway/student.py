@@ -255,6 +255,7 @@ class StudentClient:
             The new generation.
 
         Raises:
+            Timeout: no broker took it within ``timeout_s`` seconds; nothing has changed.
             NotLeader: this is not rank 0.
             TypeError, ValueError: the config cannot be carried by JSON.
         """
@@ -275,9 +276,8 @@ class StudentClient:
 
     def next_samples(self, n: int, timeout_ms: float | None = 1000) -> list[SampleRef]:
         """The next sample and those that are ready behind it, ``n`` at most; an empty list after ``timeout_ms``."""
-        student = self._student
-        if student is None:
-            student = self._open()
+        check_count("n", n, 1)
+        student = self._student or self._open()
         deadline = _native.NEVER if timeout_ms is None else _native.monotonic_ns() + int(timeout_ms * 1e6)
         as_torch = _dtypes.use_torch(self._framework)
         samples = [SampleRef(student, raw, as_torch) for raw in student.take(n, deadline)]

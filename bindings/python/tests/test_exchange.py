@@ -301,6 +301,25 @@ def test_ctrl_c_ends_a_wait_at_once(house, where):
     assert process.wait(timeout=10) == (0 if where != "student" else -signal.SIGINT), house.logs()
 
 
+def test_ctrl_c_ends_a_switch_that_no_broker_takes(house):
+    code = """if True:
+        from laneway import *
+        client = StudentClient(0, 4, BatchConfig([TensorSpec("x", (2,), "int8")]))
+        client.hello()
+        print(1, flush=True)
+        input()
+        client.set_model("m", timeout_s=60)"""
+    process = house.python("-c", code, stdin=subprocess.PIPE)
+    wait_until(lambda: process.log.read_text(), "its registration")
+    house.broker.kill()
+    house.broker.wait()
+    process.stdin.write("\n")
+    process.stdin.flush()
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=10) == -signal.SIGINT, house.logs()
+
+
 def test_ctrl_c_in_the_middle_of_a_task_gives_it_to_another_worker(house, client):
     slow = house.worker("slow", "1000")
     client.set_model("m")
