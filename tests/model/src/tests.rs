@@ -25,6 +25,8 @@ fn model(bound: usize, body: impl Fn() + Send + Sync + 'static) {
 }
 
 /// Two workers race for one ticket: one claims, and what the student reads is what the winner wrote, without a data race.
+///
+/// Caught: a `claim` that takes a CLAIMED cell, or that looks and then stores; a `publish` that takes an OPEN cell only.
 #[test]
 fn one_of_two_workers_claims_and_its_payload_is_seen_whole() {
     model(3, || {
@@ -77,6 +79,8 @@ fn take(cell: &Cell, slots: &[Slot; 2], payload: &[Payload; 2], seen: CellWord) 
 }
 
 /// Suspicion opens a claimed ticket again while its first worker still runs: exactly one publication wins, the loser's slot is free.
+///
+/// Caught: a `publish` over a FULL cell, or over an OPEN one only; a `claim` that takes a CLAIMED cell, or that looks and then stores.
 #[test]
 fn a_suspected_worker_and_its_stand_in_publish_once() {
     model(3, || {
@@ -123,6 +127,9 @@ fn finish(cell: &Cell, slot: &Slot, writing: super::slot::SlotWord, version: u64
 
 /// The student opens a ticket anew (a raised generation) while a worker claims and publishes the old one: no mixture of records is acted on, and the old
 /// sample is either withdrawn as FULL or fails to publish.
+///
+/// Caught: either fence of the record, or its second look at the word, left out; an `open`, a `word` or a `publish` that is relaxed; an `open` that keeps
+/// the version; a `publish` that ignores it.
 #[test]
 fn a_ticket_opened_anew_is_never_filled_with_the_old_sample() {
     model(3, || {
@@ -170,6 +177,8 @@ fn a_ticket_opened_anew_is_never_filled_with_the_old_sample() {
 }
 
 /// A dead worker's seat is swept while the student takes the sample that it published last: the slot is the student's until it lets go.
+///
+/// Caught: a sweep that frees READY slots without looking at their cells, or READING ones, or leaves WRITING ones.
 #[test]
 fn the_sweep_of_a_dead_seat_never_frees_a_slot_that_is_read() {
     model(3, || {
@@ -202,6 +211,8 @@ fn the_sweep_of_a_dead_seat_never_frees_a_slot_that_is_read() {
 }
 
 /// A slot discarded by the student and swept at the same time is freed once; whoever takes it next keeps it.
+///
+/// Caught: a sweep of any seat's slots.
 #[test]
 fn two_who_free_one_orphan_free_it_once() {
     model(3, || {
@@ -228,6 +239,8 @@ fn two_who_free_one_orphan_free_it_once() {
 }
 
 /// Sleeping student, publishing worker: one of them sees the other (the student's bell).
+///
+/// Caught: either fence left out.
 #[test]
 fn a_publication_is_seen_before_sleep_or_rings() {
     loom::model(|| {
@@ -248,6 +261,8 @@ fn a_publication_is_seen_before_sleep_or_rings() {
 }
 
 /// Sleeping worker, opening student: one of them sees the other (the seat's idle flag).
+///
+/// Caught: either fence left out.
 #[test]
 fn an_opened_ticket_is_seen_before_sleep_or_rings() {
     loom::model(|| {
@@ -271,7 +286,7 @@ fn an_opened_ticket_is_seen_before_sleep_or_rings() {
 /// Three act on one opening: its worker, which is slow, publishes; suspicion opens it for a stand-in; the student takes it back to open it anew for the next
 /// generation. Whoever is first, the new opening stays open, and no slot is lost or freed twice.
 ///
-/// Caught: `publish` that ignores the version; `reopen` that looks at the state alone; an `open` that keeps the version.
+/// Caught: a `publish` that ignores the version, or is relaxed; a `reopen` of whatever claim is there; an `open` that keeps the version.
 #[test]
 fn suspicion_publication_and_withdrawal_leave_one_clean_opening() {
     model(3, || {
@@ -335,7 +350,7 @@ fn a_claim_is_opened_again_only_by_who_has_seen_it() {
 /// A worker dies right after it has published; its seat is swept and given to another worker, which takes the same slot and makes another sample in it, while the
 /// student takes the dead one's sample back. The new worker's sample is not freed for the old one's.
 ///
-/// Caught: a `take` that keeps the slot's version; a `discard` that looks at the word last; a sweep that frees READY slots without looking.
+/// Caught: a `take` that keeps the slot's version; a `discard` that looks at the word last, or not at the opening; a `ready` before its record; relaxed steps.
 #[test]
 fn a_new_worker_in_a_dead_ones_seat_keeps_its_slot() {
     model(3, || {
@@ -371,7 +386,7 @@ fn a_new_worker_in_a_dead_ones_seat_keeps_its_slot() {
 
 /// A worker leaves its seat and the student gives it to another: whoever sees its own name there, and the seat taken, sees a seat that is its own.
 ///
-/// Caught: a `give` that writes the name before the rest, or without release; a `uuid` read without acquire; a `give` that leaves the sleeper's flag or the counts.
+/// Caught: a `give` without release; a `uuid` without acquire; a `give` and a `vacate` that leave the sleeper's flag.
 #[test]
 fn a_seat_that_is_given_again_is_the_next_workers_alone() {
     model(3, || {
@@ -398,5 +413,24 @@ fn a_seat_that_is_given_again_is_the_next_workers_alone() {
         seat.give(2);
         let sat = next.join().unwrap();
         assert_eq!((seat.state(), seat.counts()), (SeatState::Taken, (u64::from(sat), 0)));
+    });
+}
+
+/// Caught: a `read` of a slot that is not READY.
+#[test]
+fn a_slot_is_read_only_when_it_is_ready_and_let_go_only_when_it_is_read() {
+    loom::model(|| {
+        let slot = Slot::unbound();
+        let content = Content { cell: 3, version: 4, length: 8, failed: false, made_in: 0 };
+        assert!(!slot.read());
+        let writing = slot.take(1).unwrap();
+        slot.let_go();
+        assert!(!slot.read() && slot.take(2).is_none() && slot.word() == writing);
+        let ready = slot.ready(writing, &content).unwrap();
+        assert!(slot.ready(writing, &content).is_none() && !slot.discard(3, 5) && !slot.discard(4, 4));
+        assert!(slot.read() && !slot.read() && !slot.free(ready));
+        assert!(!slot.discard(3, 4), "the student reads it");
+        slot.let_go();
+        assert_eq!(slot.word().state(), SlotState::Free);
     });
 }
