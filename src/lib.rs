@@ -15,5 +15,6 @@
 //! Words (student, worker, broker, segment, slot, ticket, generation, layout) are used as `docs/words.md` defines them.
 
 pub mod base;
-pub mod os;
-pub mod segment;
+pub mod plan;
+
+
