@@ -9,12 +9,15 @@
 //! | [`os`] | the only system calls: shared files, mappings, futexes, process handles, sockets, clocks |
 //! | [`segment`] | the shared memory of one student: its layout, and the algorithms over its atomic words |
 //! | [`medium`] | where payload bytes live, behind one trait |
+//! | [`data`] | datasets: files of JSON lines, Parquet or text, read as numbered documents |
 //! | [`exchange`] | broker, student and worker: who makes which sample |
 //! | [`capi`] | the only `extern "C"`: one file a noun, mirrored in `include/laneway.h` |
 //!
 //! Words (student, worker, broker, segment, slot, ticket, generation, layout) are used as `docs/words.md` defines them.
 
 pub mod base;
+pub mod data;
+pub mod medium;
+pub mod os;
 pub mod plan;
-
-
+pub mod segment;

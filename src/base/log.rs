@@ -98,11 +98,7 @@ impl tracing::Subscriber for Lines {
 
     // The threshold may change at any time, so no call site may cache its answer.
     fn register_callsite(&self, metadata: &'static Metadata<'static>) -> tracing::subscriber::Interest {
-        if metadata.target().starts_with("laneway") {
-            tracing::subscriber::Interest::sometimes()
-        } else {
-            tracing::subscriber::Interest::never()
-        }
+        if metadata.target().starts_with("laneway") { tracing::subscriber::Interest::sometimes() } else { tracing::subscriber::Interest::never() }
     }
 
     fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {

@@ -1,0 +1,2 @@
+//! The `laneway` program.
+fn main() {}

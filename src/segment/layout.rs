@@ -1,0 +1,272 @@
+//! Where everything lies in a segment. All numbers are little-endian and of fixed width; offsets are from the segment's start.
+//!
+//! | part | size | |
+//! |---|---|---|
+//! | header | 4096 | [`Header`], then zeroes |
+//! | hot words | 4096 | [`Hot`]: one pair of cache lines each |
+//! | seats | 256 each | [`Seat`] |
+//! | cells | 64 each | [`Cell`]: the ring; position p uses cell p mod count |
+//! | slots | 64 each | [`Slot`] |
+//! | texts | 16 KiB each | an error's text, one place a slot; pages exist only once used |
+//!
+//! The C header asserts the same offsets (`ctests/segment_layout.c`).
+
+use super::bell::StudentBell;
+use super::cell::Cell;
+use super::seat::Seat;
+use super::slot::Slot;
+use super::sync::{AtomicU32, AtomicU64};
+use crate::base::{Error, Result, Status, fnv1a};
+use std::mem::{offset_of, size_of};
+
+/// The bytes `LWSEGMT1`.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"LWSEGMT1");
+/// Reads as this number only in the byte order that wrote it.
+pub const ENDIAN: u32 = 0x0102_0304;
+/// A peer with another major version is refused; a minor version adds what may be ignored.
+pub const ABI_MAJOR: u16 = 1;
+/// See [`ABI_MAJOR`].
+pub const ABI_MINOR: u16 = 0;
+/// Features that a peer must understand to attach. None yet.
+pub const KNOWN_FEATURES: u64 = 0;
+/// Room for an error's text.
+pub const TEXT_BYTES: usize = 16 << 10;
+
+/// The first page.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// [`MAGIC`].
+    pub magic: u64,
+    /// [`ENDIAN`].
+    pub endian: u32,
+    /// [`ABI_MAJOR`].
+    pub abi_major: u16,
+    /// [`ABI_MINOR`].
+    pub abi_minor: u16,
+    /// Features that must be understood, one bit each.
+    pub features_required: u64,
+    /// Features that may be ignored.
+    pub features_optional: u64,
+    /// `Layout::hash` of the samples.
+    pub layout_hash: u64,
+    /// Bytes of one sample.
+    pub sample_bytes: u64,
+    /// Size of the segment.
+    pub total_bytes: u64,
+    /// Names this segment, low and high half.
+    pub uuid: [u64; 2],
+    /// FNV-1a of the host's boot id.
+    pub boot_hash: u64,
+    /// Start time of the owner, in clock ticks since boot.
+    pub owner_start: u64,
+    /// Process id of the owner in its namespace.
+    pub owner_pid: u32,
+    /// Seats.
+    pub seats: u32,
+    /// Cells.
+    pub cells: u32,
+    /// Slots, those of seats not yet taken included.
+    pub slots: u32,
+    /// Bytes from one slot's payload to the next.
+    pub slot_stride: u64,
+    /// Offset of the seats.
+    pub seats_at: u64,
+    /// Offset of the cells.
+    pub cells_at: u64,
+    /// Offset of the slots.
+    pub slots_at: u64,
+    /// Offset of the texts.
+    pub texts_at: u64,
+    /// FNV-1a of all bytes before this field.
+    pub check: u64,
+}
+
+/// The second page.
+#[repr(C)]
+pub struct Hot {
+    /// 1 while the student serves; 2 once it has closed.
+    pub state: Line32,
+    /// Where the student sleeps.
+    pub bell: StudentBell,
+    /// Positions opened so far: where workers stop looking.
+    pub opened: Line64,
+    /// Oldest position that is not delivered: where workers start looking.
+    pub oldest: Line64,
+    /// Slots that may be taken now.
+    pub active_slots: Line32,
+}
+
+/// One word with a pair of cache lines to itself (adjacent lines are fetched together).
+#[repr(C, align(128))]
+pub struct Line64(pub AtomicU64, [u64; 15]);
+
+/// See [`Line64`].
+#[repr(C, align(128))]
+pub struct Line32(pub AtomicU32, [u32; 31]);
+
+/// Size of the pages for [`Header`] and [`Hot`] together.
+pub const FRONT_BYTES: usize = 8192;
+/// Offset of [`Hot`].
+pub const HOT_AT: usize = 4096;
+
+const _: () = {
+    assert!(offset_of!(Header, features_required) == 16 && offset_of!(Header, layout_hash) == 32 && offset_of!(Header, uuid) == 56);
+    assert!(offset_of!(Header, owner_pid) == 88 && offset_of!(Header, slot_stride) == 104 && offset_of!(Header, check) == 144);
+    assert!(size_of::<Header>() == 152 && size_of::<Hot>() == 768 && size_of::<Cell>() == 64 && size_of::<Slot>() == 64 && size_of::<Seat>() == 256);
+    assert!(offset_of!(Hot, bell) == 128 && offset_of!(Hot, opened) == 384 && offset_of!(Hot, oldest) == 512 && offset_of!(Hot, active_slots) == 640);
+    assert!(offset_of!(Seat, idle) == 128);
+};
+
+/// The sizes that a segment is made from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Seats.
+    pub seats: u32,
+    /// Cells.
+    pub cells: u32,
+    /// Slots.
+    pub slots: u32,
+    /// Bytes of one sample.
+    pub sample_bytes: u64,
+    /// Bytes from slot to slot.
+    pub slot_stride: u64,
+    /// The samples' layout hash.
+    pub layout_hash: u64,
+}
+
+impl Header {
+    /// The header of a new segment.
+    pub fn new(sizes: &Sizes, uuid: u128, owner_pid: u32, owner_start: u64, boot_hash: u64) -> Header {
+        let seats_at = FRONT_BYTES as u64;
+        let cells_at = seats_at + u64::from(sizes.seats) * size_of::<Seat>() as u64;
+        let slots_at = cells_at + u64::from(sizes.cells) * size_of::<Cell>() as u64;
+        let texts_at = (slots_at + u64::from(sizes.slots) * size_of::<Slot>() as u64).next_multiple_of(4096);
+        let mut header = Header {
+            magic: MAGIC,
+            endian: ENDIAN,
+            abi_major: ABI_MAJOR,
+            abi_minor: ABI_MINOR,
+            features_required: 0,
+            features_optional: 0,
+            layout_hash: sizes.layout_hash,
+            sample_bytes: sizes.sample_bytes,
+            total_bytes: texts_at + u64::from(sizes.slots) * TEXT_BYTES as u64,
+            uuid: [uuid as u64, (uuid >> 64) as u64],
+            boot_hash,
+            owner_start,
+            owner_pid,
+            seats: sizes.seats,
+            cells: sizes.cells,
+            slots: sizes.slots,
+            slot_stride: sizes.slot_stride,
+            seats_at,
+            cells_at,
+            slots_at,
+            texts_at,
+            check: 0,
+        };
+        header.check = fnv1a(&header.checked_bytes());
+        header
+    }
+
+    fn checked_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(size_of::<Header>());
+        bytes.extend(self.magic.to_le_bytes());
+        bytes.extend(self.endian.to_le_bytes());
+        bytes.extend(self.abi_major.to_le_bytes());
+        bytes.extend(self.abi_minor.to_le_bytes());
+        for word in [self.features_required, self.features_optional, self.layout_hash, self.sample_bytes, self.total_bytes] {
+            bytes.extend(word.to_le_bytes());
+        }
+        for word in [self.uuid[0], self.uuid[1], self.boot_hash, self.owner_start] {
+            bytes.extend(word.to_le_bytes());
+        }
+        for word in [self.owner_pid, self.seats, self.cells, self.slots] {
+            bytes.extend(word.to_le_bytes());
+        }
+        for word in [self.slot_stride, self.seats_at, self.cells_at, self.slots_at, self.texts_at] {
+            bytes.extend(word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Says why a header found in a file of `file_len` bytes cannot be used, or nothing.
+    pub fn check(&self, file_len: usize) -> Result<()> {
+        let refuse = |status, why: String| Err(Error::new(status, format!("segment refused: {why}")));
+        if self.magic != MAGIC {
+            return refuse(Status::Corrupt, format!("it does not start with LWSEGMT1 (found {:#018x}): not a segment", self.magic));
+        }
+        if self.endian != ENDIAN {
+            return refuse(Status::AbiMismatch, "it was written in another byte order".into());
+        }
+        if self.abi_major != ABI_MAJOR {
+            let message = format!(
+                "its format is version {}.{} and this library reads {ABI_MAJOR}.x; use one version everywhere",
+                self.abi_major, self.abi_minor
+            );
+            return refuse(Status::AbiMismatch, message);
+        }
+        if self.features_required & !KNOWN_FEATURES != 0 {
+            return refuse(Status::AbiMismatch, format!("it needs features {:#x} that this library does not know", self.features_required));
+        }
+        if self.check != fnv1a(&self.checked_bytes()) {
+            return refuse(Status::Corrupt, "its header's check sum is wrong: damaged".into());
+        }
+        let sizes = Sizes {
+            seats: self.seats,
+            cells: self.cells,
+            slots: self.slots,
+            sample_bytes: self.sample_bytes,
+            slot_stride: self.slot_stride,
+            layout_hash: self.layout_hash,
+        };
+        let uuid = u128::from(self.uuid[0]) | u128::from(self.uuid[1]) << 64;
+        let expected = Header::new(&sizes, uuid, self.owner_pid, self.owner_start, self.boot_hash);
+        let sane =
+            self.seats <= super::cell::MAX_SEATS && self.slots <= super::cell::MAX_SLOTS && self.cells.is_power_of_two() && self.cells <= 1 << 20;
+        if !sane
+            || expected.texts_at != self.texts_at
+            || expected.total_bytes != self.total_bytes
+            || expected.cells_at != self.cells_at
+            || expected.slots_at != self.slots_at
+        {
+            return refuse(Status::Corrupt, "its offsets do not follow from its sizes: damaged".into());
+        }
+        if (file_len as u64) < self.total_bytes {
+            return refuse(Status::Corrupt, format!("it should be {} bytes long and is {file_len}: cut short", self.total_bytes));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_of_damage_is_refused_with_its_own_reason() {
+        let sizes = Sizes { seats: 8, cells: 64, slots: 80, sample_bytes: 100, slot_stride: 128, layout_hash: 7 };
+        let good = Header::new(&sizes, 1 << 100 | 5, 10, 20, 30);
+        let len = good.total_bytes as usize;
+        good.check(len).unwrap();
+        let mut resealed = Header { abi_major: 2, ..good };
+        resealed.check = fnv1a(&resealed.checked_bytes());
+        let mut features = Header { features_required: 4, ..good };
+        features.check = fnv1a(&features.checked_bytes());
+        let mut offsets = Header { slots_at: good.slots_at + 64, ..good };
+        offsets.check = fnv1a(&offsets.checked_bytes());
+        for (header, len, word) in [
+            (Header { magic: 0, ..good }, len, "not a segment"),
+            (Header { endian: ENDIAN.swap_bytes(), ..good }, len, "byte order"),
+            (resealed, len, "version 2.0"),
+            (features, len, "features 0x4"),
+            (Header { slots: 81, ..good }, len, "check sum"),
+            (offsets, len, "offsets"),
+            (good, len - 1, "cut short"),
+        ] {
+            let e = header.check(len).unwrap_err();
+            assert!(e.message.contains(word), "{e} lacks '{word}'");
+        }
+    }
+}

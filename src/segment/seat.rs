@@ -1,0 +1,80 @@
+//! A seat is one worker's place in a student's segment.
+
+use super::bell::Idle;
+use super::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// What a seat's word says it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SeatState {
+    /// Nobody sits here.
+    Free,
+    /// A worker, whose pidfd the student holds, may claim.
+    Taken,
+    /// The worker has left by itself: it has freed what it held and touches nothing any more.
+    Left,
+}
+
+/// One seat: three pairs of cache lines.
+#[repr(C, align(128))]
+pub struct Seat {
+    state: AtomicU32,
+    unused: AtomicU32,
+    /// The worker's uuid, low and high half.
+    uuid: [AtomicU64; 2],
+    /// Samples that it published here.
+    published: AtomicU64,
+    /// Samples that came too late.
+    lost: AtomicU64,
+    unused2: [u64; 10],
+    /// Says that the worker sleeps.
+    pub idle: Idle,
+}
+
+impl Seat {
+    /// The state.
+    pub fn state(&self) -> SeatState {
+        match self.state.load(Ordering::Acquire) {
+            1 => SeatState::Taken,
+            2 => SeatState::Left,
+            _ => SeatState::Free,
+        }
+    }
+
+    /// The uuid of whoever sits here.
+    pub fn uuid(&self) -> u128 {
+        u128::from(self.uuid[0].load(Ordering::Relaxed)) | u128::from(self.uuid[1].load(Ordering::Relaxed)) << 64
+    }
+
+    /// Student: gives a free seat to a worker whose pidfd it holds.
+    pub fn give(&self, uuid: u128) {
+        self.uuid[0].store(uuid as u64, Ordering::Relaxed);
+        self.uuid[1].store((uuid >> 64) as u64, Ordering::Relaxed);
+        self.published.store(0, Ordering::Relaxed);
+        self.lost.store(0, Ordering::Relaxed);
+        self.idle.awake();
+        self.state.store(1, Ordering::Release);
+    }
+
+    /// Student: the seat is empty again, after its worker's death was proven or it has left, and its slots were swept.
+    pub fn vacate(&self) {
+        self.idle.awake();
+        self.state.store(0, Ordering::Release);
+    }
+
+    /// Worker: its last store into this segment.
+    pub fn leave(&self) {
+        self.state.store(2, Ordering::Release);
+    }
+
+    /// Worker: counts a publication that won, or one that came too late.
+    pub fn count(&self, won: bool) {
+        // Only the seat's worker writes these, so load and store suffice.
+        let counter = if won { &self.published } else { &self.lost };
+        counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// Samples published, samples that came too late.
+    pub fn counts(&self) -> (u64, u64) {
+        (self.published.load(Ordering::Relaxed), self.lost.load(Ordering::Relaxed))
+    }
+}
