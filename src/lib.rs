@@ -20,4 +20,5 @@ pub mod data;
 pub mod medium;
 pub mod os;
 pub mod plan;
+pub mod recipe;
 pub mod segment;
