@@ -19,6 +19,7 @@ pub mod base;
 pub mod data;
 pub mod medium;
 pub mod os;
+pub mod pipeline;
 pub mod plan;
 pub mod recipe;
 pub mod segment;

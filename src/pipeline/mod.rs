@@ -1,0 +1,21 @@
+//! From documents to batches. Heavy work without state (reading, user functions, tokenizing) runs on a pool in any order;
+//! everything that decides (whose turn it is, which row a document goes to) is serial in each lane and sees only lengths.
+//! So a lane's rows are the same whatever the number of threads, and lanes are independent of each other.
+//!
+//! | file | what it is for |
+//! |---|---|
+//! | `work` | the heavy part, as the engine sees it: documents in, tokens out |
+//! | `pack` | documents to rows |
+//! | `shuffle` | windows of rows, and their order |
+//! | `lane` | one lane: turns, packing, windows, anchors |
+//! | `engine` | the pool, and how lanes take turns on it |
+//! | `codec` | the few integers that an anchor is made of |
+//! | `checkpoint` | anchors of all lanes, and what they belong to |
+//! | `batch` | rows to tensors |
+
+mod codec;
+mod pack;
+mod shuffle;
+
+pub use pack::{Packer, Piece, Tokens};
+pub use shuffle::Windows;
