@@ -7,6 +7,7 @@
 //! | `work` | the heavy part, as the engine sees it: documents in, tokens out |
 //! | `pack` | documents to rows |
 //! | `shuffle` | windows of rows, and their order |
+//! | `stream` | a lane's documents of one source, made ahead |
 //! | `lane` | one lane: turns, packing, windows, anchors |
 //! | `engine` | the pool, and how lanes take turns on it |
 //! | `codec` | the few integers that an anchor is made of |
@@ -14,8 +15,18 @@
 //! | `batch` | rows to tensors |
 
 mod codec;
+mod engine;
+mod lane;
 mod pack;
 mod shuffle;
+mod stream;
+#[cfg(test)]
+mod synthetic;
+mod work;
 
 pub use pack::{Packer, Piece, Tokens};
+pub use engine::{Engine, Tuning};
+pub use lane::{LaneCounts, LaneRow, LaneStart, RunPlan};
 pub use shuffle::Windows;
+pub use stream::LeftOut;
+pub use work::{Fate, Made, Request, Window, Work, Worker};

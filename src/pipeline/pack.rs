@@ -26,7 +26,7 @@ impl Tokens {
     }
 
     /// The same, `by` tokens further on.
-    fn skip(&self, by: u32) -> Tokens {
+    pub(super) fn skip(&self, by: u32) -> Tokens {
         Tokens { buffer: self.buffer.clone(), at: self.at + by }
     }
 }
@@ -63,7 +63,7 @@ impl Piece {
     }
 
     /// Copies its tokens out of a larger buffer, so that a piece held for long does not hold its neighbours too.
-    fn detach(&mut self) {
+    pub(super) fn detach(&mut self) {
         if self.tokens.buffer.as_ref().is_some_and(|b| b.len() > self.len as usize * 2) {
             self.tokens = Tokens::new(Arc::new(self.tokens().to_vec()), 0);
         }

@@ -19,4 +19,4 @@ pub use lanes::{RankLanes, lanes_of};
 pub use mixture::{Mixer, MixerState, Turn, Unit, Weights};
 pub use permutation::{Permutation, Use, key, shuffle};
 pub use schedule::{BatchSchedule, Steps};
-pub use source::{Cursor, Order, Picked, SourcePlan, Walk};
+pub use source::{Cursor, Order, Picked, SourcePlan, Span, Walk};
