@@ -71,6 +71,21 @@ impl<'a> Reader<'a> {
         Ok((value >> 1) as i64 ^ -((value & 1) as i64))
     }
 
+    /// As many bytes as the next integer says.
+    pub fn get_bytes(&mut self) -> Result<&'a [u8]> {
+        let len = self.get()?;
+        let Some((bytes, rest)) = usize::try_from(len).ok().and_then(|len| self.bytes.split_at_checked(len)) else {
+            return Err(damaged(&format!("{len} bytes where {} are left", self.bytes.len())));
+        };
+        self.bytes = rest;
+        Ok(bytes)
+    }
+
+    /// All that was not read.
+    pub fn rest(&self) -> &'a [u8] {
+        self.bytes
+    }
+
     /// An error unless everything was read.
     pub fn finish(&self) -> Result<()> {
         if self.bytes.is_empty() { Ok(()) } else { Err(damaged(&format!("{} bytes too many", self.bytes.len()))) }
@@ -78,7 +93,7 @@ impl<'a> Reader<'a> {
 }
 
 fn damaged(what: &str) -> Error {
-    Error::new(Status::Corrupt, format!("the lane's state is damaged: {what}"))
+    Error::new(Status::Corrupt, format!("a saved state is damaged: {what}"))
 }
 
 #[cfg(test)]

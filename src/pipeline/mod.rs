@@ -14,6 +14,8 @@
 //! | `checkpoint` | anchors of all lanes, and what they belong to |
 //! | `batch` | rows to tensors |
 
+mod batch;
+mod checkpoint;
 mod codec;
 mod engine;
 mod lane;
@@ -25,6 +27,8 @@ mod synthetic;
 mod work;
 
 pub use pack::{Packer, Piece, Tokens};
+pub use batch::{Batch, BatchRow, BatchShape, Buffers, IGNORE, global_hash};
+pub use checkpoint::{Checkpoint, DataIdentity, Meta, VERSION, WithinStep};
 pub use engine::{Engine, Tuning};
 pub use lane::{LaneCounts, LaneRow, LaneStart, RunPlan};
 pub use shuffle::Windows;
