@@ -21,8 +21,9 @@
 //!
 //! [tokenizer]
 //! path = "tokenizer.json"
-//! special = "bos_eos"              # bos_eos | bos | eos | none | tokenizer_default
+//! special_tokens = "bos_eos"       # bos_eos | bos | eos | none | tokenizer_default
 //! parse_special = false            # whether text that spells a control token becomes that token
+//! bos_token = "<s>"                # where the tokenizer's files do not tell; likewise eos_token, pad_token
 //!
 //! [pack]
 //! max_length = 2048                # tokens of a row
@@ -101,7 +102,7 @@ words! {
 
 words! {
     /// Which control tokens a document is put between.
-    Special ("special") {
+    SpecialTokens ("special_tokens") {
         /// Beginning and end.
         BosEos = "bos_eos",
         /// Beginning only.
@@ -202,9 +203,29 @@ pub struct TokenizerRecipe {
     /// A Hugging Face `tokenizer.json`.
     pub path: String,
     /// Which control tokens a document is put between.
-    pub special: Special,
+    pub special_tokens: SpecialTokens,
     /// Whether text that spells a control token becomes that token.
     pub parse_special: bool,
+    /// Spelling of the token for a document's beginning, where the tokenizer's files do not tell.
+    pub bos_token: Option<String>,
+    /// Likewise, for its end.
+    pub eos_token: Option<String>,
+    /// Likewise, for padding.
+    pub pad_token: Option<String>,
+}
+
+impl TokenizerRecipe {
+    /// The tokenizer at `path`, with every other value at its default.
+    pub fn new(path: impl Into<String>) -> TokenizerRecipe {
+        TokenizerRecipe {
+            path: path.into(),
+            special_tokens: SpecialTokens::BosEos,
+            parse_special: false,
+            bos_token: None,
+            eos_token: None,
+            pad_token: None,
+        }
+    }
 }
 
 /// How documents become rows.
@@ -305,7 +326,7 @@ impl Recipe {
             seed: 0,
             datasets,
             mixture: MixtureRecipe { unit: Unit::Samples, schedule: Vec::new() },
-            tokenizer: TokenizerRecipe { path: tokenizer.into(), special: Special::BosEos, parse_special: false },
+            tokenizer: TokenizerRecipe::new(tokenizer),
             pack: PackRecipe::new(max_length),
             shuffle: ShuffleRecipe { documents: Order::Blocks, buffer_size: 1024, seed: None },
             batch: BatchRecipe { global_batch: Steps::constant(global_batch), lanes: None, tail: Tail::Pad },

@@ -13,6 +13,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 /// What all lanes of a run have in common.
+#[derive(Clone)]
 pub struct RunPlan {
     /// Of turns.
     pub seed: u64,
@@ -23,7 +24,7 @@ pub struct RunPlan {
     /// Names of the sources, for messages.
     pub names: Vec<String>,
     /// Their documents, dealt to lanes.
-    pub sources: Vec<SourcePlan>,
+    pub sources: Arc<Vec<SourcePlan>>,
     /// What becomes of a source's share at its end.
     pub exhausted: Vec<Exhausted>,
     /// Weights, and the row from which each holds: turns after that row was packed. The first from row 0 on.
@@ -37,6 +38,11 @@ pub struct RunPlan {
 }
 
 impl RunPlan {
+    /// The anchor of a lane's beginning.
+    pub fn first_anchor(self: &Arc<RunPlan>, lane: u32) -> Arc<[u8]> {
+        Lane::at_beginning(0, self.clone(), Ahead { task_bytes: 1, lane_bytes: 1 }, lane).anchor()
+    }
+
     /// The weights in force for a turn taken when `rows` rows have been packed.
     fn weights_after(&self, rows: u64) -> usize {
         self.weights.partition_point(|(row, _)| *row == 0 || *row < rows) - 1

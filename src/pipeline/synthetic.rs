@@ -92,7 +92,7 @@ impl Setup {
             shuffle_seed: 6,
             unit: self.unit,
             names: (0..self.documents.len()).map(|i| format!("s{i}")).collect(),
-            sources: self.documents.iter().enumerate().map(source).collect(),
+            sources: Arc::new(self.documents.iter().enumerate().map(source).collect()),
             exhausted: vec![self.exhausted; self.documents.len()],
             weights: vec![(0, Weights::new(self.weights.iter().map(|w| ("s", *w))).unwrap())],
             pack: PackRecipe { algorithm: self.algorithm, num_bins: 4, candidate_pool_size: 6, ..PackRecipe::new(self.length) },

@@ -42,8 +42,11 @@ impl Recipe {
         }
         add("mixture.unit".into(), text(self.mixture.unit.name()));
         add("mixture.schedule".into(), self.schedule_text());
-        add("tokenizer.special".into(), text(self.tokenizer.special.name()));
+        add("tokenizer.special_tokens".into(), text(self.tokenizer.special_tokens.name()));
         add("tokenizer.parse_special".into(), self.tokenizer.parse_special.to_string());
+        for (name, token) in self.named_tokens() {
+            add(format!("tokenizer.{name}"), text(token));
+        }
         let pack = &self.pack;
         add("pack.max_length".into(), pack.max_length.to_string());
         add("pack.algorithm".into(), text(pack.algorithm.name()));
@@ -95,7 +98,11 @@ impl Recipe {
         }
         let _ = write!(out, "\n[mixture]\nunit = {}\nschedule = {}\n", text(self.mixture.unit.name()), self.schedule_text());
         let t = &self.tokenizer;
-        let _ = write!(out, "\n[tokenizer]\npath = {}\nspecial = {}\nparse_special = {}\n", text(&t.path), text(t.special.name()), t.parse_special);
+        let _ = write!(out, "\n[tokenizer]\npath = {}\nspecial_tokens = {}\n", text(&t.path), text(t.special_tokens.name()));
+        let _ = writeln!(out, "parse_special = {}", t.parse_special);
+        for (name, token) in self.named_tokens() {
+            let _ = writeln!(out, "{name} = {}", text(token));
+        }
         let p = &self.pack;
         let _ = write!(out, "\n[pack]\nmax_length = {}\nalgorithm = {}\n", p.max_length, text(p.algorithm.name()));
         let _ = writeln!(out, "num_bins = {}\ncandidate_pool_size = {}", p.num_bins, p.candidate_pool_size);
@@ -117,6 +124,12 @@ impl Recipe {
         }
         let _ = writeln!(out, "tail = {}", text(self.batch.tail.name()));
         out
+    }
+
+    fn named_tokens(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let t = &self.tokenizer;
+        let all = [("bos_token", &t.bos_token), ("eos_token", &t.eos_token), ("pad_token", &t.pad_token)];
+        all.into_iter().filter_map(|(name, token)| token.as_deref().map(|token| (name, token)))
     }
 
     fn schedule_text(&self) -> String {

@@ -108,11 +108,16 @@ fn weights(given: &Value<'_>, datasets: &[DatasetRecipe]) -> Result<Vec<f64>> {
 }
 
 fn tokenizer(mut t: Table<'_>, located: &dyn Fn(&str) -> String) -> Result<TokenizerRecipe> {
-    let recipe = TokenizerRecipe {
-        path: located(t.need("path")?.str()?),
-        special: t.get("special").map_or(Ok(Special::BosEos), |v| v.word(Special::from_name))?,
-        parse_special: t.get("parse_special").map_or(Ok(false), |v| v.bool())?,
-    };
+    let mut recipe = TokenizerRecipe::new(located(t.need("path")?.str()?));
+    if let Some(v) = t.get("special_tokens") {
+        recipe.special_tokens = v.word(SpecialTokens::from_name)?;
+    }
+    if let Some(v) = t.get("parse_special") {
+        recipe.parse_special = v.bool()?;
+    }
+    for (key, token) in [("bos_token", &mut recipe.bos_token), ("eos_token", &mut recipe.eos_token), ("pad_token", &mut recipe.pad_token)] {
+        *token = t.get(key).map(|v| v.str().map(String::from)).transpose()?;
+    }
     t.finish()?;
     Ok(recipe)
 }

@@ -27,8 +27,9 @@ schedule = [{ from_step = 1000, weights = { wiki = 2, "news of \"today\"" = 1.5 
 
 [tokenizer]
 path = "tokenizer.json"
-special = "eos"
+special_tokens = "eos"
 parse_special = true
+eos_token = "</s>"
 
 [pack]
 max_length = 2048
@@ -87,7 +88,7 @@ fn mistakes_are_named_with_line_value_and_hint() {
         ("max_length = 8", "max_length = -8", "line 7: pack.max_length is -8; expected a whole number, 0 or above"),
         ("max_length = 8", "max_length = 1", "pack.max_length is 1; it must be from 2 to 1073741824"),
         ("max_length = 8", "max_length = 8\nalgorithm = \"rap\"", "algorithm 'rap' is not known; use one of wrap, first_fit"),
-        ("[pack]", "threads = 4\n[pack]", "line 6: 'tokenizer.threads' is not known; known here: path, special, parse_special"),
+        ("[pack]", "threads = 4\n[pack]", "line 6: 'tokenizer.threads' is not known; known here: path, special_tokens, parse_special"),
         ("name = \"a\"", "name = \"a\"\nepochs = 2", "expected no value, since this dataset repeats"),
         ("name = \"a\"", "name = \"a\"\nweight = -1", "weight of dataset 'a' is -1"),
         ("name = \"a\"", "name = \"a\"\nweight = nan", "weight of dataset 'a' is NaN"),
