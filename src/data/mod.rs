@@ -14,17 +14,23 @@
 //! | `build` | indexing many shards in parallel |
 //! | `lines`, `json` | formats made of lines |
 //! | `stream` | random access to a file's bytes as they were before compression |
+//! | `decode`, `gzip`, `zst` | decoders that begin in the middle; half-read streams kept for whoever reads on |
+//! | `compressed` | indexing compressed shards |
 
 mod batch;
 mod build;
 mod cache;
+mod compressed;
 mod dataset;
+mod decode;
+mod gzip;
 mod index;
 mod json;
 mod lines;
 mod reader;
 mod shards;
 mod stream;
+mod zst;
 
 pub use batch::{DocBatch, DocStatus, SkipReason};
 pub use dataset::{Dataset, DocLocation, Group, Shard};
@@ -188,6 +194,6 @@ pub struct OpenOptions {
 
 impl Default for OpenOptions {
     fn default() -> OpenOptions {
-        OpenOptions { cache_dir: None, threads: 0, memory_budget: 256 << 20, progress: None }
+        OpenOptions { cache_dir: None, threads: 0, memory_budget: 128 << 20, progress: None }
     }
 }

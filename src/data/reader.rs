@@ -100,7 +100,7 @@ impl Reader {
         if self.raw.len() < n {
             self.raw.resize(n, 0);
         }
-        inner.streams.fill(&inner.files[shard], &inner.indexes[shard], bytes.start, &mut self.raw[..n])
+        inner.streams.fill(group.shard, &inner.files[shard], &inner.indexes[shard], bytes.start, &mut self.raw[..n])
     }
 
     fn read_lines(&mut self, g: usize, documents: Range<u64>, out: &mut DocBatch) -> Result<()> {
