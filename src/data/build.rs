@@ -6,16 +6,17 @@ use super::compressed::{self, Decoded};
 use super::decode::DecodeError;
 use super::index::{ShardGroup, ShardIndex, ShardKey, Tail};
 use super::lines::{BOM, Lines, PIECE, scan_piece};
+use super::parquet::{Rows, Source, Table};
 use super::shards::{Compression, ShardFile};
 use super::stream::modified;
 use super::{DatasetSpec, Format, OpenOptions, Progress, TextUnit};
-use crate::base::{Error, Result, Status, fnv1a};
+use crate::base::{Error, Result, fnv1a};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use twox_hash::XxHash3_64;
 
@@ -89,6 +90,8 @@ impl Meter<'_> {
 struct Work<'a> {
     shard: &'a ShardFile,
     unit: TextUnit,
+    /// Of a Parquet file.
+    column: &'a str,
     key: ShardKey,
     compression: Compression,
     place: Place,
@@ -97,7 +100,7 @@ struct Work<'a> {
 
 impl<'a> Work<'a> {
     /// Looks at the shard, and for its index in the cache.
-    fn look(spec: &DatasetSpec, shard: &'a ShardFile, options: &OpenOptions) -> Result<(Work<'a>, Option<ShardIndex>)> {
+    fn look(spec: &'a DatasetSpec, shard: &'a ShardFile, options: &OpenOptions) -> Result<(Work<'a>, Option<ShardIndex>)> {
         let open = |e| Error::io(format!("opening {}", shard.path.display()), e);
         let file = File::open(&shard.path).map_err(open)?;
         let meta = file.metadata().map_err(open)?;
@@ -111,7 +114,7 @@ impl<'a> Work<'a> {
         let variant = fnv1a(format!("{VERSION} {} {} {column}", shard.format.name(), unit.name()).as_bytes());
         let key = ShardKey { size, modified: modified(&meta), probe, variant };
         let place = Place::of(&shard.path, variant, options);
-        let work = Work { shard, unit, key, compression, place, claimed: None };
+        let work = Work { shard, unit, column, key, compression, place, claimed: None };
         let index = if work.small() { None } else { work.place.load(&key) };
         Ok((work, index))
     }
@@ -151,7 +154,12 @@ impl<'a> Work<'a> {
         let reading = |e| Error::io(format!("reading {}", self.shard.path.display()), e);
         let file = File::open(&self.shard.path).map_err(reading)?;
         if self.shard.format == Format::Parquet {
-            return Err(Error::new(Status::Unsupported, format!("{}: this format", self.shard.path.display())));
+            if self.compression != Compression::None {
+                return Ok(Piece::Damaged("a Parquet file is compressed inside; unpack it".into()));
+            }
+            let source = Source::new(Arc::new(file), Arc::default()).map_err(reading)?;
+            let rows = Table::open(&source, self.column).and_then(|table| table.rows(&source));
+            return Ok(rows.map_or_else(Piece::Damaged, Piece::Rows));
         }
         if self.compression != Compression::None {
             let copy = self.claimed.as_ref().map(Claimed::reframing);
@@ -168,7 +176,7 @@ impl<'a> Work<'a> {
 
     fn join(&self, pieces: Vec<Piece>) -> ShardIndex {
         let mut lines = Lines::default();
-        let mut hashes = Vec::new();
+        let (mut hashes, mut documents) = (Vec::new(), None);
         let (mut restarts, mut windows, mut decoded, mut reframed) = (Vec::new(), Vec::new(), self.key.size, 0);
         for piece in pieces {
             match piece {
@@ -180,10 +188,16 @@ impl<'a> Work<'a> {
                     hashes.extend_from_slice(&d.hash.to_le_bytes());
                     (lines, restarts, windows, decoded, reframed) = (d.lines, d.restarts, d.windows, d.size, d.reframed);
                 }
+                Piece::Rows(rows) => {
+                    hashes.extend_from_slice(&rows.hash.to_le_bytes());
+                    (lines.groups, decoded, documents) = (rows.groups, self.key.size, Some(rows.rows));
+                }
                 Piece::Damaged(why) => return ShardIndex::damaged(self.key, self.compression, self.key.probe, why),
             }
         }
-        lines.finish(decoded);
+        if documents.is_none() {
+            lines.finish(decoded);
+        }
         let mut tail: Vec<u8> = lines.table.iter().flat_map(|start| start.to_le_bytes()).collect();
         let table_len = tail.len() as u64;
         tail.append(&mut windows);
@@ -192,7 +206,7 @@ impl<'a> Work<'a> {
             compression: self.compression,
             fingerprint: XxHash3_64::oneshot(&hashes),
             decoded,
-            documents: lines.table.len() as u64,
+            documents: documents.unwrap_or(lines.table.len() as u64),
             groups: lines.groups,
             restarts,
             reframed,
@@ -208,6 +222,7 @@ enum Piece {
     /// Lines of a part, and the hash of its bytes.
     Plain(Lines, u64),
     Decoded(Decoded),
+    Rows(Rows),
     /// Why none of it can be used.
     Damaged(String),
 }

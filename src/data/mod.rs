@@ -13,6 +13,7 @@
 //! | `index`, `cache` | the index of one shard; where it is kept, and how many processes share the work of building it |
 //! | `build` | indexing many shards in parallel |
 //! | `lines`, `json` | formats made of lines |
+//! | `parquet` | one column of a table, by rows |
 //! | `stream` | random access to a file's bytes as they were before compression |
 //! | `decode`, `gzip`, `zst` | decoders that begin in the middle; half-read streams kept for whoever reads on |
 //! | `compressed` | indexing compressed shards |
@@ -27,6 +28,7 @@ mod gzip;
 mod index;
 mod json;
 mod lines;
+mod parquet;
 mod reader;
 mod shards;
 mod stream;
@@ -186,7 +188,7 @@ pub struct OpenOptions {
     pub cache_dir: Option<PathBuf>,
     /// Threads that build indexes; 0 means as many as there are cores.
     pub threads: usize,
-    /// Bytes that half-read compressed streams and Parquet pages may keep, all readers together.
+    /// Bytes that half-read compressed streams and Parquet pages may keep, all readers of the dataset together.
     pub memory_budget: u64,
     /// Told of the indexing.
     pub progress: Option<ProgressFn>,
