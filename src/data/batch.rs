@@ -121,6 +121,18 @@ impl DocBatch {
         self.first = first;
     }
 
+    /// How much is in it, for [`DocBatch::rewind`].
+    pub(super) fn mark(&self) -> (usize, usize) {
+        (self.text.len(), self.ends.len())
+    }
+
+    /// Forgets what came after the mark.
+    pub(super) fn rewind(&mut self, mark: (usize, usize)) {
+        self.text.truncate(mark.0);
+        self.ends.truncate(mark.1);
+        self.status.truncate(mark.1);
+    }
+
     /// Ends the document whose text was appended to `text`.
     pub(super) fn close(&mut self, status: DocStatus) {
         self.ends.push(self.text.len());

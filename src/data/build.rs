@@ -2,18 +2,21 @@
 //! file in pieces, and shared with other processes that build at the same time.
 
 use super::cache::{Claim, Claimed, Place};
+use super::compressed::{self, Decoded};
+use super::decode::DecodeError;
 use super::index::{ShardGroup, ShardIndex, ShardKey, Tail};
 use super::lines::{BOM, Lines, PIECE, scan_piece};
+use super::parquet::{Rows, Source, Table};
 use super::shards::{Compression, ShardFile};
 use super::stream::modified;
 use super::{DatasetSpec, Format, OpenOptions, Progress, TextUnit};
-use crate::base::{Error, Result, Status, fnv1a};
+use crate::base::{Error, Result, fnv1a};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use twox_hash::XxHash3_64;
 
@@ -87,6 +90,8 @@ impl Meter<'_> {
 struct Work<'a> {
     shard: &'a ShardFile,
     unit: TextUnit,
+    /// Of a Parquet file.
+    column: &'a str,
     key: ShardKey,
     compression: Compression,
     place: Place,
@@ -95,7 +100,7 @@ struct Work<'a> {
 
 impl<'a> Work<'a> {
     /// Looks at the shard, and for its index in the cache.
-    fn look(spec: &DatasetSpec, shard: &'a ShardFile, options: &OpenOptions) -> Result<(Work<'a>, Option<ShardIndex>)> {
+    fn look(spec: &'a DatasetSpec, shard: &'a ShardFile, options: &OpenOptions) -> Result<(Work<'a>, Option<ShardIndex>)> {
         let open = |e| Error::io(format!("opening {}", shard.path.display()), e);
         let file = File::open(&shard.path).map_err(open)?;
         let meta = file.metadata().map_err(open)?;
@@ -109,13 +114,18 @@ impl<'a> Work<'a> {
         let variant = fnv1a(format!("{VERSION} {} {} {column}", shard.format.name(), unit.name()).as_bytes());
         let key = ShardKey { size, modified: modified(&meta), probe, variant };
         let place = Place::of(&shard.path, variant, options);
-        let index = if size < SMALL { None } else { place.load(&key) };
-        Ok((Work { shard, unit, key, compression, place, claimed: None }, index))
+        let work = Work { shard, unit, column, key, compression, place, claimed: None };
+        let index = if work.small() { None } else { work.place.load(&key) };
+        Ok((work, index))
+    }
+
+    fn small(&self) -> bool {
+        self.key.size < SMALL && self.compression == Compression::None
     }
 
     /// Whether the index can be built now: because it is ours to build, or can be kept nowhere.
     fn claim(&mut self) -> bool {
-        if self.key.size < SMALL {
+        if self.small() {
             return true;
         }
         match self.place.claim() {
@@ -140,41 +150,81 @@ impl<'a> Work<'a> {
         (0..size.div_ceil(PIECE)).map(|i| i * PIECE..((i + 1) * PIECE).min(size)).collect()
     }
 
-    fn piece(&self, piece: Range<u64>) -> Result<(Lines, u64)> {
+    fn piece(&self, piece: Range<u64>) -> Result<Piece> {
         let reading = |e| Error::io(format!("reading {}", self.shard.path.display()), e);
         let file = File::open(&self.shard.path).map_err(reading)?;
-        if self.compression != Compression::None || self.shard.format == Format::Parquet {
-            return Err(Error::new(Status::Unsupported, format!("{}: this format", self.shard.path.display())));
+        if self.shard.format == Format::Parquet {
+            if self.compression != Compression::None {
+                return Ok(Piece::Damaged("a Parquet file is compressed inside; unpack it".into()));
+            }
+            let source = Source::new(Arc::new(file), Arc::default()).map_err(reading)?;
+            let rows = Table::open(&source, self.column).and_then(|table| table.rows(&source));
+            return Ok(rows.map_or_else(Piece::Damaged, Piece::Rows));
         }
-        if self.unit == TextUnit::File {
-            return whole_file(&file, self.key.size).map_err(reading);
+        if self.compression != Compression::None {
+            let copy = self.claimed.as_ref().map(Claimed::reframing);
+            return match compressed::scan(&file, self.compression, self.unit, copy.as_deref()) {
+                Ok(decoded) => Ok(Piece::Decoded(decoded)),
+                Err(DecodeError::Damaged(why)) => Ok(Piece::Damaged(why)),
+                Err(DecodeError::Io(e)) => Err(reading(e)),
+            };
         }
-        scan_piece(&file, piece, self.key.size, self.unit).map_err(reading)
+        let whole = self.unit == TextUnit::File;
+        let scanned = if whole { whole_file(&file, self.key.size) } else { scan_piece(&file, piece, self.key.size, self.unit) };
+        scanned.map(|(lines, hash)| Piece::Plain(lines, hash)).map_err(reading)
     }
 
-    fn join(&self, pieces: Vec<(Lines, u64)>) -> ShardIndex {
+    fn join(&self, pieces: Vec<Piece>) -> ShardIndex {
         let mut lines = Lines::default();
-        let mut hashes = Vec::new();
-        for (piece, hash) in pieces {
-            lines.append(piece);
-            hashes.extend_from_slice(&hash.to_le_bytes());
+        let (mut hashes, mut documents) = (Vec::new(), None);
+        let (mut restarts, mut windows, mut decoded, mut reframed) = (Vec::new(), Vec::new(), self.key.size, 0);
+        for piece in pieces {
+            match piece {
+                Piece::Plain(piece, hash) => {
+                    lines.append(piece);
+                    hashes.extend_from_slice(&hash.to_le_bytes());
+                }
+                Piece::Decoded(d) => {
+                    hashes.extend_from_slice(&d.hash.to_le_bytes());
+                    (lines, restarts, windows, decoded, reframed) = (d.lines, d.restarts, d.windows, d.size, d.reframed);
+                }
+                Piece::Rows(rows) => {
+                    hashes.extend_from_slice(&rows.hash.to_le_bytes());
+                    (lines.groups, decoded, documents) = (rows.groups, self.key.size, Some(rows.rows));
+                }
+                Piece::Damaged(why) => return ShardIndex::damaged(self.key, self.compression, self.key.probe, why),
+            }
         }
-        lines.finish(self.key.size);
-        let table: Vec<u8> = lines.table.iter().flat_map(|start| start.to_le_bytes()).collect();
+        if documents.is_none() {
+            lines.finish(decoded);
+        }
+        let mut tail: Vec<u8> = lines.table.iter().flat_map(|start| start.to_le_bytes()).collect();
+        let table_len = tail.len() as u64;
+        tail.append(&mut windows);
         ShardIndex {
             key: self.key,
             compression: self.compression,
             fingerprint: XxHash3_64::oneshot(&hashes),
-            decoded: self.key.size,
-            documents: lines.table.len() as u64,
+            decoded,
+            documents: documents.unwrap_or(lines.table.len() as u64),
             groups: lines.groups,
-            restarts: Vec::new(),
-            reframed: 0,
+            restarts,
+            reframed,
             damage: None,
-            table_len: table.len() as u64,
-            tail: Tail::Memory(table),
+            table_len,
+            tail: Tail::Memory(tail),
         }
     }
+}
+
+/// What indexing a part of a shard, or all of it, has shown.
+enum Piece {
+    /// Lines of a part, and the hash of its bytes.
+    Plain(Lines, u64),
+    Decoded(Decoded),
+    Rows(Rows),
+    /// Why none of it can be used.
+    Damaged(String),
 }
 
 /// Builds what was claimed, publishes it and puts it into `found`.
@@ -203,6 +253,11 @@ fn build(threads: usize, claimed: Vec<(usize, Work<'_>)>, meter: &Meter<'_>, fou
     for ((i, work), joined) in claimed.into_iter().zip(joined) {
         let mut index = joined.into_inner().expect("no panic while held").expect("all pieces are done");
         if let Some(Err(e)) = work.claimed.map(|claimed| claimed.publish(&mut index)) {
+            if index.reframed > 0 {
+                // Its copy is gone with the claim.
+                let hint = "free some room there or set another cache directory";
+                return Err(e.within(format!("a copy of {} in small frames cannot be kept ({hint})", work.shard.path.display())));
+            }
             tracing::warn!("{e}; the index is kept in memory, and each process will build it again");
         }
         found[i] = Some(index);

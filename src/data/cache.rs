@@ -40,6 +40,7 @@ impl Drop for Claimed {
     fn drop(&mut self) {
         // Still locked, so nobody else builds in it. After a publication the name may already be somebody else's.
         if !self.published {
+            let _ = std::fs::remove_file(self.reframing());
             let _ = std::fs::remove_file(suffixed(&self.stem, "building"));
         }
     }
@@ -93,7 +94,7 @@ impl Place {
 }
 
 impl Claimed {
-    /// Puts the index in place and makes its tail be read from there.
+    /// Puts the index in place, with the copy that was made for it, and makes its tail be read from there.
     pub fn publish(mut self, index: &mut ShardIndex) -> Result<()> {
         let building = suffixed(&self.stem, "building");
         let path = suffixed(&self.stem, "lwi");
@@ -102,6 +103,9 @@ impl Claimed {
             self.file.set_len(0)?;
             index.write(&mut self.file)?;
             self.file.sync_all()?;
+            if index.reframed > 0 {
+                std::fs::rename(self.reframing(), reframed_path(&path, index.fingerprint))?;
+            }
             std::fs::rename(&building, &path)
         })();
         written.map_err(|e| Error::io(format!("writing the index {}", path.display()), e))?;
@@ -116,11 +120,6 @@ impl Claimed {
     /// Where a copy of the shard in frames of a readable size is written, by the holder of the claim alone.
     pub fn reframing(&self) -> PathBuf {
         suffixed(&self.stem, "zst.building")
-    }
-
-    /// Gives the finished copy its name.
-    pub fn publish_reframed(&self, fingerprint: u64) -> io::Result<()> {
-        std::fs::rename(self.reframing(), reframed_path(&suffixed(&self.stem, "lwi"), fingerprint))
     }
 }
 

@@ -108,7 +108,7 @@ impl Dataset {
         }
         let files = resolve(spec)?;
         let indexes = build::indexes(spec, &files, options)?;
-        Ok(Dataset { inner: Arc::new(Inner::new(spec, files, indexes)?) })
+        Ok(Dataset { inner: Arc::new(Inner::new(spec, options, files, indexes)?) })
     }
 
     /// As its spec has it.
@@ -165,7 +165,7 @@ impl fmt::Debug for Dataset {
 }
 
 impl Inner {
-    fn new(spec: &DatasetSpec, files: Vec<ShardFile>, mut indexes: Vec<ShardIndex>) -> Result<Inner> {
+    fn new(spec: &DatasetSpec, options: &OpenOptions, files: Vec<ShardFile>, mut indexes: Vec<ShardIndex>) -> Result<Inner> {
         let (mut shards, mut groups, mut places) = (Vec::new(), Vec::new(), Vec::new());
         let mut documents = 0;
         let mut identity = Vec::new();
@@ -210,7 +210,7 @@ impl Inner {
             places,
             documents,
             fingerprint: XxHash3_64::oneshot(&identity),
-            streams: Streams::default(),
+            streams: Streams::new(options.memory_budget),
         })
     }
 

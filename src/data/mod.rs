@@ -13,18 +13,26 @@
 //! | `index`, `cache` | the index of one shard; where it is kept, and how many processes share the work of building it |
 //! | `build` | indexing many shards in parallel |
 //! | `lines`, `json` | formats made of lines |
+//! | `parquet` | one column of a table, by rows |
 //! | `stream` | random access to a file's bytes as they were before compression |
+//! | `decode`, `gzip`, `zst` | decoders that begin in the middle; half-read streams kept for whoever reads on |
+//! | `compressed` | indexing compressed shards |
 
 mod batch;
 mod build;
 mod cache;
+mod compressed;
 mod dataset;
+mod decode;
+mod gzip;
 mod index;
 mod json;
 mod lines;
+mod parquet;
 mod reader;
 mod shards;
 mod stream;
+mod zst;
 
 pub use batch::{DocBatch, DocStatus, SkipReason};
 pub use dataset::{Dataset, DocLocation, Group, Shard};
@@ -180,7 +188,7 @@ pub struct OpenOptions {
     pub cache_dir: Option<PathBuf>,
     /// Threads that build indexes; 0 means as many as there are cores.
     pub threads: usize,
-    /// Bytes that half-read compressed streams and Parquet pages may keep, all readers together.
+    /// Bytes that half-read compressed streams and Parquet pages may keep, all readers of the dataset together.
     pub memory_budget: u64,
     /// Told of the indexing.
     pub progress: Option<ProgressFn>,
@@ -188,6 +196,6 @@ pub struct OpenOptions {
 
 impl Default for OpenOptions {
     fn default() -> OpenOptions {
-        OpenOptions { cache_dir: None, threads: 0, memory_budget: 256 << 20, progress: None }
+        OpenOptions { cache_dir: None, threads: 0, memory_budget: 128 << 20, progress: None }
     }
 }

@@ -3,6 +3,7 @@
 use super::batch::{DocBatch, DocStatus, SkipReason};
 use super::dataset::{Dataset, DocLocation, Group, GroupPlace};
 use super::json::{Found, JsonReader};
+use super::stream::Column;
 use super::{ErrorPolicy, Format, TextUnit};
 use crate::base::{Error, Result, Status};
 use std::ops::Range;
@@ -44,7 +45,7 @@ impl Reader {
         }
         match self.set.inner.files[group.shard as usize].format {
             Format::Jsonl | Format::Text => self.read_lines(g, documents, out),
-            Format::Parquet => Err(Error::new(Status::Unsupported, "Parquet")),
+            Format::Parquet => self.read_rows(g, documents, out),
         }
     }
 
@@ -77,7 +78,7 @@ impl Reader {
         // One start more than there are documents, since a document ends where the next one starts.
         let count = within.end - within.start + u64::from(!last);
         self.starts.resize(count as usize * 4, 0);
-        inner.streams.starts(&inner.indexes[shard], first, &mut self.starts)?;
+        inner.streams.starts(group.shard, &inner.indexes[shard], first, &mut self.starts)?;
         if last {
             let end = u32::try_from(place.end - place.start).unwrap_or(u32::MAX);
             self.starts.extend_from_slice(&end.to_le_bytes());
@@ -100,7 +101,7 @@ impl Reader {
         if self.raw.len() < n {
             self.raw.resize(n, 0);
         }
-        inner.streams.fill(&inner.files[shard], &inner.indexes[shard], bytes.start, &mut self.raw[..n])
+        inner.streams.fill(group.shard, &inner.files[shard], &inner.indexes[shard], bytes.start, &mut self.raw[..n])
     }
 
     fn read_lines(&mut self, g: usize, documents: Range<u64>, out: &mut DocBatch) -> Result<()> {
@@ -151,6 +152,67 @@ impl Reader {
         }
         Ok(())
     }
+}
+
+impl Reader {
+    fn read_rows(&mut self, g: usize, documents: Range<u64>, out: &mut DocBatch) -> Result<()> {
+        let set = self.set.clone();
+        let inner = &*set.inner;
+        let (group, place) = (inner.groups[g], inner.places[g]);
+        let shard = group.shard as usize;
+        let column =
+            Column { number: group.shard, shard: &inner.files[shard], index: &inner.indexes[shard], field: &inner.field, group_bytes: group.bytes };
+        // Damage is narrowed down by halving, so that which rows it takes does not depend on what was asked for.
+        let mut todo = vec![documents.start - group.first_document..documents.end - group.first_document];
+        while let Some(rows) = todo.pop() {
+            let mark = out.mark();
+            let mut bad = None;
+            let mut next = group.first_document + rows.start;
+            let read = inner.streams.rows(&column, place, rows.clone(), |value| {
+                if bad.is_none() {
+                    match row_text(&set, next, value, &mut out.text) {
+                        Ok(status) => out.close(status),
+                        Err(e) => bad = Some(e),
+                    }
+                    next += 1;
+                }
+            });
+            match (read, bad) {
+                (Ok(()), None) => {}
+                (Ok(()), Some(e)) => return Err(e),
+                (Err(Err(e)), _) => return Err(e),
+                (Err(Ok(why)), _) => {
+                    out.rewind(mark);
+                    if rows.end - rows.start > 1 {
+                        let middle = rows.start + (rows.end - rows.start) / 2;
+                        todo.extend([middle..rows.end, rows.start..middle]);
+                    } else {
+                        let fault = Fault { reason: SkipReason::Damaged, what: format!("the file is damaged here ({why})") };
+                        out.close(settle(&set, group.first_document + rows.start, fault)?);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Appends a row's text, or says how it fared.
+fn row_text(set: &Dataset, document: u64, value: Option<&[u8]>, out: &mut String) -> Result<DocStatus> {
+    let inner = &*set.inner;
+    let Some(bytes) = value else {
+        let what = format!("column '{}' is null; expected a string", inner.field);
+        return settle(set, document, Fault { reason: SkipReason::NullText, what });
+    };
+    match simdutf8::compat::from_utf8(bytes) {
+        Ok(text) => out.push_str(text),
+        Err(_) if inner.policy == ErrorPolicy::Replace => out.push_str(&String::from_utf8_lossy(bytes)),
+        Err(e) => {
+            let what = format!("byte {} is not UTF-8", e.valid_up_to() + 1);
+            return settle(set, document, Fault { reason: SkipReason::BadUtf8, what });
+        }
+    }
+    Ok(DocStatus::Ok)
 }
 
 fn start_at(starts: &[u8], i: usize) -> u32 {
