@@ -17,6 +17,7 @@
 
 pub mod base;
 pub mod data;
+pub mod loader;
 pub mod medium;
 pub mod os;
 pub mod pipeline;

@@ -146,6 +146,11 @@ impl Dataset {
         self.reader().locate(document)
     }
 
+    /// Whether its documents cost no more to read one by one, in any order, than together: not so where they are compressed.
+    pub fn reads_singly(&self) -> bool {
+        self.inner.files.iter().all(|f| f.compression == super::shards::Compression::None && f.format != Format::Parquet)
+    }
+
     /// A reader for one thread.
     pub fn reader(&self) -> Reader {
         Reader::new(self.clone())

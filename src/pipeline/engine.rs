@@ -174,6 +174,23 @@ impl Engine {
         }
     }
 
+    /// Wants rows of all lanes up to row `to`, so that they are made together.
+    pub fn want_all(&self, to: u64) -> Result<()> {
+        self.check_process()?;
+        for (slot, cell) in self.shared.lanes.iter().enumerate() {
+            let mut runner = lock(&cell.lane);
+            let ahead = to.saturating_sub(runner.lane.delivered());
+            self.shared.want(slot, &mut runner, ahead);
+        }
+        Ok(())
+    }
+
+    /// Rows that a lane has delivered since its beginning.
+    pub fn delivered(&self, slot: usize) -> Result<u64> {
+        self.check_process()?;
+        Ok(lock(&self.shared.lanes[slot].lane).lane.delivered())
+    }
+
     /// What each lane has done since the engine was made, in the order of `starts`.
     pub fn counts(&self) -> Result<Vec<LaneCounts>> {
         self.check_process()?;

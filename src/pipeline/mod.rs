@@ -5,6 +5,7 @@
 //! | file | what it is for |
 //! |---|---|
 //! | `work` | the heavy part, as the engine sees it: documents in, tokens out |
+//! | `text`, `map`, `tokenize` | that part for text: reading, user functions, tokens |
 //! | `pack` | documents to rows |
 //! | `shuffle` | windows of rows, and their order |
 //! | `stream` | a lane's documents of one source, made ahead |
@@ -19,18 +20,23 @@ mod checkpoint;
 mod codec;
 mod engine;
 mod lane;
+mod map;
 mod pack;
 mod shuffle;
 mod stream;
 #[cfg(test)]
-mod synthetic;
+pub(crate) mod synthetic;
+mod text;
+pub mod tokenize;
 mod work;
 
-pub use pack::{Packer, Piece, Tokens};
+pub use pack::{Packer, Piece, Row, Tokens};
 pub use batch::{Batch, BatchRow, BatchShape, Buffers, IGNORE, global_hash};
 pub use checkpoint::{Checkpoint, DataIdentity, Meta, VERSION, WithinStep};
 pub use engine::{Engine, Tuning};
 pub use lane::{LaneCounts, LaneRow, LaneStart, RunPlan};
+pub use map::{Function, TextFunction};
 pub use shuffle::Windows;
 pub use stream::LeftOut;
+pub use text::TextWork;
 pub use work::{Fate, Made, Request, Window, Work, Worker};
