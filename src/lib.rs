@@ -11,12 +11,18 @@
 //! | [`medium`] | where payload bytes live, behind one trait |
 //! | [`data`] | datasets: files of JSON lines, Parquet or text, read as numbered documents |
 //! | [`exchange`] | broker, student and worker: who makes which sample |
+//! | [`plan`] | which document comes next, for which lane: pure functions of seed, data and position |
+//! | [`recipe`] | everything that may change a byte of what a run sees |
+//! | [`pipeline`] | documents to batches: heavy work on a pool, decisions serial in each lane |
+//! | [`loader`] | a rank's part of every global batch, in order |
 //! | [`capi`] | the only `extern "C"`: one file a noun, mirrored in `include/laneway.h` |
 //!
 //! Words (student, worker, broker, segment, slot, ticket, generation, layout) are used as `docs/words.md` defines them.
 
 pub mod base;
+pub mod capi;
 pub mod data;
+pub mod exchange;
 pub mod loader;
 pub mod medium;
 pub mod os;

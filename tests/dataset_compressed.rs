@@ -1,8 +1,8 @@
 //! Compressed shards hold what the plain ones hold, from any place on, and damage never passes in silence.
 
-mod common;
+mod lanes_common;
 
-use common::{all, fixture, options, texts, written};
+use lanes_common::{all, fixture, options, texts, written};
 use flate2::{Compression, write::GzEncoder};
 use laneway::base::Status;
 use laneway::data::{Dataset, DatasetSpec, DocBatch, ErrorPolicy, TextUnit};

@@ -1,8 +1,8 @@
 //! The index: built once, found again, noticed to be stale, shared by processes, and never trusted when damaged.
 
-mod common;
+mod lanes_common;
 
-use common::{options, texts, written};
+use lanes_common::{options, texts, written};
 use laneway::data::{Dataset, DatasetSpec, OpenOptions, Progress};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};

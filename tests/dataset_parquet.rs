@@ -1,8 +1,8 @@
 //! Parquet: the text column's rows, whatever the encoding, of which only the pages that hold them are read.
 
-mod common;
+mod lanes_common;
 
-use common::{all, fixture, options, texts, written};
+use lanes_common::{all, fixture, options, texts, written};
 use laneway::data::{Dataset, DatasetSpec, DocBatch, DocStatus, ErrorPolicy, SkipReason};
 use parquet::basic::{Compression, Encoding, GzipLevel, ZstdLevel};
 use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};

@@ -1,9 +1,9 @@
 //! Datasets from the outside: what files hold is what is read, in order, by number, from many threads, and what is wrong
 //! is said or skipped as asked.
 
-mod common;
+mod lanes_common;
 
-use common::{all, fixture, options, texts, written};
+use lanes_common::{all, fixture, options, texts, written};
 use laneway::base::Status;
 use laneway::data::{Dataset, DatasetSpec, DocBatch, ErrorPolicy, Format, TextUnit};
 use std::path::Path;

@@ -3,6 +3,7 @@
 //! A program that installs its own `tracing` subscriber before the first call keeps it.
 
 use std::fmt::Write as _;
+use std::io::Write as _;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Once, RwLock};
 use tracing::field::{Field, Visit};
@@ -117,7 +118,8 @@ impl tracing::Subscriber for Lines {
         let target = event.metadata().target();
         match &*SINK.read().unwrap_or_else(|e| e.into_inner()) {
             Some(sink) => sink(level, target, &text.message),
-            None => eprintln!("{} {target}: {}", level.name(), text.message),
+            // Whoever read standard error may have gone; that is no reason to panic, as `eprintln!` does.
+            None => drop(writeln!(std::io::stderr(), "{} {target}: {}", level.name(), text.message)),
         }
     }
 

@@ -6,6 +6,7 @@ use crate::os::memory::{self, Mapping};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A mapped file cut into slots.
 pub struct MappedMedium {
@@ -15,6 +16,8 @@ pub struct MappedMedium {
     mapping: Mapping,
     slots: u32,
     stride: usize,
+    /// Bytes from the start that are reserved already.
+    reserved: AtomicUsize,
 }
 
 fn total(slots: u32, stride: usize) -> Result<usize> {
@@ -28,7 +31,7 @@ impl MappedMedium {
         let len = total(slots, stride)?;
         let fd = memory::memfd("lw_payload", len)?;
         let mapping = Mapping::new(fd.as_fd(), len)?;
-        Ok(MappedMedium { kind: "shm", name: String::new(), fd, mapping, slots, stride })
+        Ok(MappedMedium { kind: "shm", name: String::new(), fd, mapping, slots, stride, reserved: AtomicUsize::new(0) })
     }
 
     /// A new file at `path`; the owner's `unlink` removes it.
@@ -40,19 +43,22 @@ impl MappedMedium {
             let _ = std::fs::remove_file(path);
             e.within(format!("file medium {}", path.display()))
         })?;
-        Ok(MappedMedium { kind: "file", name: path.to_string_lossy().into_owned(), fd, mapping, slots, stride })
+        Ok(MappedMedium { kind: "file", name: path.to_string_lossy().into_owned(), fd, mapping, slots, stride, reserved: AtomicUsize::new(0) })
     }
 
     /// A worker's view of a student's medium. A forked child will not have it.
     pub fn attach(kind: &str, name: &str, fd: OwnedFd, slots: u32, stride: usize) -> Result<MappedMedium> {
         let len = total(slots, stride)?;
+        if !stride.is_multiple_of(64) {
+            return Err(Error::new(Status::Corrupt, format!("payload memory refused: slots {stride} bytes apart are not aligned to 64 bytes")));
+        }
         if kind == "shm" && !memory::is_sealed(fd.as_fd()) {
             return Err(Error::new(Status::Corrupt, "payload memory refused: it is not sealed against shrinking"));
         }
         let mapping = Mapping::new(fd.as_fd(), len)?;
         mapping.dont_fork();
         let kind = if kind == "shm" { "shm" } else { "file" };
-        Ok(MappedMedium { kind, name: name.to_owned(), fd, mapping, slots, stride })
+        Ok(MappedMedium { kind, name: name.to_owned(), fd, mapping, slots, stride, reserved: AtomicUsize::new(0) })
     }
 
     fn check(&self, slot: u32, len: usize) -> Result<NonNull<u8>> {
@@ -87,8 +93,13 @@ impl Medium for MappedMedium {
     fn reserve(&self, slots: u32) -> Result<()> {
         let len = total(slots.min(self.slots).max(1), self.stride)?;
         let what = format!("the payload of {slots} slots of {} bytes in {} memory", self.stride, self.kind);
-        memory::reserve(self.fd.as_fd(), 0, len, &what)?;
-        self.mapping.populate(0, len);
+        // Only what is new is asked for: what is there already must not count against what is free.
+        let have = self.reserved.load(Ordering::Acquire);
+        if len > have {
+            memory::reserve(self.fd.as_fd(), have, len - have, &what)?;
+            self.mapping.populate(have, len - have);
+            self.reserved.fetch_max(len, Ordering::AcqRel);
+        }
         Ok(())
     }
 
@@ -113,5 +124,31 @@ impl Medium for MappedMedium {
             "file" => std::fs::remove_file(&self.name).map_err(|e| Error::io(format!("removing {}", self.name), e)),
             _ => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::medium::PAGE;
+
+    #[test]
+    fn what_is_reserved_already_is_not_asked_for_again() {
+        let medium = MappedMedium::shm(3, PAGE).unwrap();
+        for (slots, bytes) in [(1, PAGE), (3, 3 * PAGE), (2, 3 * PAGE), (9, 3 * PAGE)] {
+            medium.reserve(slots).unwrap();
+            assert_eq!(medium.reserved.load(Ordering::Relaxed), bytes);
+        }
+    }
+
+    #[test]
+    fn a_worker_refuses_memory_that_is_short_unaligned_or_may_shrink() {
+        let medium = MappedMedium::shm(2, PAGE).unwrap();
+        let fd = || medium.fd.try_clone().unwrap();
+        assert!(MappedMedium::attach("shm", "", fd(), 2, PAGE).is_ok());
+        assert!(MappedMedium::attach("shm", "", fd(), 3, PAGE).is_err());
+        assert!(MappedMedium::attach("shm", "", fd(), 2, 100).is_err());
+        let file = OwnedFd::from(std::fs::File::open("/proc/self/exe").unwrap());
+        assert!(MappedMedium::attach("shm", "", file, 1, 64).err().unwrap().message.contains("sealed"));
     }
 }

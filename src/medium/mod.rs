@@ -7,9 +7,11 @@ pub use mapped::MappedMedium;
 
 use crate::base::{Error, Result, Status};
 use crate::os::memory::PAGE;
+use crate::os::process;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A payload store. Methods may be called from several threads at once, for different slots.
 pub trait Medium: Send + Sync {
@@ -88,6 +90,41 @@ impl MediumChoice {
                 Ok(medium)
             }
         }
+    }
+}
+
+/// A student's medium: unlinked once, by whatever ends its life in the process that made it.
+pub struct Owned {
+    medium: Box<dyn Medium>,
+    unlinked: AtomicBool,
+    forks: u32,
+}
+
+impl Owned {
+    /// Owns `medium` from here on.
+    pub fn new(medium: Box<dyn Medium>) -> Owned {
+        Owned { medium, unlinked: AtomicBool::new(false), forks: process::fork_depth() }
+    }
+
+    /// Removes what would outlive the process. Memory that is mapped stays readable.
+    pub fn unlink(&self) {
+        if process::fork_depth() == self.forks && !self.unlinked.swap(true, Ordering::AcqRel) {
+            let _ = self.medium.unlink().inspect_err(|e| tracing::warn!("closing the medium: {e}"));
+        }
+    }
+}
+
+impl std::ops::Deref for Owned {
+    type Target = Box<dyn Medium>;
+
+    fn deref(&self) -> &Box<dyn Medium> {
+        &self.medium
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        self.unlink();
     }
 }
 

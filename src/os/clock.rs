@@ -31,3 +31,8 @@ pub fn left(deadline: Nanos) -> Duration {
     }
     Duration::from_nanos(deadline.saturating_sub(now()).max(0) as u64)
 }
+
+/// The same deadline as an `Instant` (which counts the same clock), at most a day ahead.
+pub fn instant(deadline: Nanos) -> std::time::Instant {
+    std::time::Instant::now() + left(deadline).min(Duration::from_secs(86_400))
+}

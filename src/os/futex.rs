@@ -1,13 +1,14 @@
 //! `futex(2)` on words that processes share (never the PRIVATE kind, which wakes nobody in another process).
 
 use super::clock::SLICE;
+use super::point;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// Set by the kernel in a robust futex word when its owner's thread has died.
-pub const OWNER_DIED: u32 = libc::FUTEX_OWNER_DIED as u32;
+pub const OWNER_DIED: u32 = libc::FUTEX_OWNER_DIED;
 /// Set in a robust futex word so that the kernel wakes a waiter at the owner's death.
-pub const WAITERS: u32 = libc::FUTEX_WAITERS as u32;
+pub const WAITERS: u32 = libc::FUTEX_WAITERS;
 
 fn timespec(d: Duration) -> libc::timespec {
     libc::timespec { tv_sec: d.as_secs() as i64, tv_nsec: i64::from(d.subsec_nanos()) }
@@ -29,8 +30,11 @@ pub fn wake(word: &AtomicU32, n: i32) {
 
 /// Changes `word` and wakes all that sleep on it: the ring of a bell.
 pub fn ring(word: &AtomicU32) {
+    point();
     word.fetch_add(1, Ordering::Release);
+    point();
     wake(word, i32::MAX);
+    point();
 }
 
 /// `struct futex_waitv` of linux/futex.h (5.16).

@@ -3,7 +3,7 @@
 use crate::base::{Error, Result, Status};
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
 /// The page size assumed for layouts; a mapping's start is at least this aligned.
@@ -58,8 +58,8 @@ pub fn truncate(fd: BorrowedFd<'_>, len: usize) -> Result<()> {
 
 /// Makes sure that bytes `offset..offset+len` of a file exist. What is there already is kept. `NoMemory` says need and have.
 ///
-/// For a memfd, whose file system has no size, the machine's free memory and this control group's limit are looked at first: the kernel would
-/// otherwise grant the pages and kill a process later.
+/// For a memfd, whose file system has no size, the machine's free memory and the limits of this process's control groups are looked at first: the kernel
+/// would otherwise grant the pages and kill a process later.
 pub fn reserve(fd: BorrowedFd<'_>, offset: usize, len: usize, what: &str) -> Result<()> {
     if len == 0 {
         return Ok(());
@@ -98,17 +98,39 @@ fn free_bytes(fd: BorrowedFd<'_>) -> u64 {
     s.f_bavail.saturating_mul(s.f_bsize as u64)
 }
 
-/// Memory that new pages may take: MemAvailable, and what this control group may still use.
+/// Memory that new pages may take: MemAvailable, and what the control groups that this process is in may still use.
 fn available_memory() -> Option<u64> {
     let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
     let kib: u64 = meminfo.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?.trim().split(' ').next()?.parse().ok()?;
-    let group = (|| {
-        let path = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-        let path = path.lines().find_map(|l| l.strip_prefix("0::"))?.to_owned();
-        let read = |f: &str| std::fs::read_to_string(format!("/sys/fs/cgroup{path}/{f}")).ok()?.trim().parse::<u64>().ok();
-        Some(read("memory.max")?.saturating_sub(read("memory.current")?))
-    })();
-    Some((kib * 1024).min(group.unwrap_or(u64::MAX)))
+    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    Some(groups.lines().flat_map(group_folders).filter_map(|(folder, v2)| group_room(&folder, v2)).fold(kib * 1024, u64::min))
+}
+
+/// The folders of one line of `/proc/self/cgroup` that limit memory (the group's and those above it), and whether they are of version 2.
+fn group_folders(line: &str) -> Vec<(PathBuf, bool)> {
+    let mut fields = line.splitn(3, ':').skip(1);
+    let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { return Vec::new() };
+    let (root, v2) = match controllers {
+        "" => ("/sys/fs/cgroup", true),
+        list if list.split(',').any(|c| c == "memory") => ("/sys/fs/cgroup/memory", false),
+        _ => return Vec::new(),
+    };
+    Path::new(path).ancestors().map(|p| (Path::new(root).join(p.strip_prefix("/").unwrap_or(p)), v2)).collect()
+}
+
+/// What one group may still use. Pages that only cache files count as free, since the kernel drops them first.
+fn group_room(folder: &Path, v2: bool) -> Option<u64> {
+    let read = |file: &str| std::fs::read_to_string(folder.join(file)).ok();
+    let number = |file: &str| read(file)?.trim().parse::<u64>().ok();
+    let (limit, used, files) = match v2 {
+        true => ("memory.max", "memory.current", ["inactive_file", "active_file"]),
+        false => ("memory.limit_in_bytes", "memory.usage_in_bytes", ["total_inactive_file", "total_active_file"]),
+    };
+    let (limit, used) = (number(limit)?, number(used)?);
+    let stat = read("memory.stat").unwrap_or_default();
+    let field = |name: &str| stat.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' ')?.trim().parse::<u64>().ok());
+    let cache: u64 = files.iter().filter_map(|name| field(name)).sum();
+    Some(limit.saturating_sub(used.saturating_sub(cache)))
 }
 
 /// A shared, writable mapping of a whole file. Unmapped when dropped.
@@ -197,7 +219,52 @@ impl Drop for Mapping {
     }
 }
 
-/// Creates a named file of `len` reserved bytes with mode 0600; refuses one that exists.
+/// Private memory aligned to 64 bytes, for samples that cannot be used where they lie.
+#[derive(Default)]
+pub struct AlignedBuf {
+    lines: Vec<Line>,
+    len: usize,
+}
+
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+struct Line([u8; 64]);
+
+impl AlignedBuf {
+    /// `len` zero bytes.
+    pub fn new(len: usize) -> AlignedBuf {
+        AlignedBuf { lines: vec![Line([0; 64]); len.div_ceil(64)], len }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True if it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// First byte.
+    pub fn start(&self) -> *mut u8 {
+        self.lines.as_ptr().cast_mut().cast()
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: `lines` holds at least `len` initialised bytes.
+        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len) }
+    }
+
+    /// The bytes, writable.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: `lines` holds at least `len` initialised bytes and is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }
+    }
+}
+
+/// Creates an empty named file with mode 0600; refuses one that exists.
 pub fn create_file(path: &Path) -> Result<OwnedFd> {
     use std::os::unix::fs::OpenOptionsExt;
     let file = std::fs::OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).custom_flags(libc::O_NOFOLLOW).open(path);
@@ -207,6 +274,29 @@ pub fn create_file(path: &Path) -> Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_control_group_and_all_above_it_limit_memory_in_both_versions() {
+        let folders = |line| group_folders(line).into_iter().map(|(p, v2)| (p.display().to_string(), v2)).collect::<Vec<_>>();
+        let all = ["/sys/fs/cgroup/a/b", "/sys/fs/cgroup/a", "/sys/fs/cgroup/"];
+        assert_eq!(folders("0::/a/b"), all.map(|p| (p.to_owned(), true)));
+        assert_eq!(folders("4:cpu,memory:/a"), [("/sys/fs/cgroup/memory/a".to_owned(), false), ("/sys/fs/cgroup/memory/".to_owned(), false)]);
+        assert!(folders("8:pids:/a").is_empty() && folders("nonsense").is_empty());
+    }
+
+    #[test]
+    fn memory_that_caches_files_counts_as_free() {
+        let dir = std::env::temp_dir().join(format!("lw-group-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let write = |file: &str, text: &str| std::fs::write(dir.join(file), text).unwrap();
+        write("memory.max", "1000\n");
+        write("memory.current", "990\n");
+        write("memory.stat", "anon 90\nfile 900\ninactive_file 700\nactive_file 100\nactive_file_more 5\n");
+        assert_eq!(group_room(&dir, true), Some(810));
+        write("memory.max", "max\n");
+        assert_eq!(group_room(&dir, true), None);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
 
     #[test]
     fn a_memfd_cannot_be_shrunk_and_too_much_is_refused_with_both_numbers() {

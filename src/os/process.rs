@@ -2,10 +2,28 @@
 
 use crate::base::{Error, Result};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// This process's id.
 pub fn pid() -> u32 {
     std::process::id()
+}
+
+static FORKS: AtomicU32 = AtomicU32::new(0);
+static COUNT_FORKS: Once = Once::new();
+
+/// How many forks lie between this process and the one that first asked: a handle remembers the number, and one that finds another number is being
+/// used in a forked child. No system call, so that it can be asked for each sample.
+pub fn fork_depth() -> u32 {
+    extern "C" fn count() {
+        FORKS.fetch_add(1, Ordering::Relaxed);
+    }
+    COUNT_FORKS.call_once(|| {
+        // SAFETY: `count` only touches an atomic, which is allowed in a child between fork and exec.
+        unsafe { libc::pthread_atfork(None, None, Some(count)) };
+    });
+    FORKS.load(Ordering::Relaxed)
 }
 
 /// A pidfd of this process, to hand to peers.

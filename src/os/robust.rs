@@ -1,7 +1,7 @@
 //! A thread's robust futex list (`set_robust_list(2)`): the kernel marks a word when the thread that owns it dies, within
 //! microseconds and before the process's memory is torn down, which for a large process may take 100 ms and more.
 
-use super::futex;
+use super::{futex, point};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 #[repr(C)]
@@ -37,7 +37,9 @@ impl<'a> RobustWord<'a> {
         head.offset = (word.as_ptr() as isize).wrapping_sub(std::ptr::from_ref(&head.node) as isize);
         // SAFETY: gettid takes no arguments and cannot fail.
         let tid = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
+        point();
         word.store(tid | futex::WAITERS, Ordering::Release);
+        point();
         // SAFETY: the boxed head has the kernel's layout, stays at its address until `drop` takes it out of the kernel's hands, and its only
         // entry leads back to it, so the kernel's walk at thread exit ends after one word that is mapped for `'a`.
         unsafe { libc::syscall(libc::SYS_set_robust_list, std::ptr::from_ref::<Head>(&head), HEAD_LEN) };
@@ -53,7 +55,9 @@ impl Drop for RobustWord<'_> {
         self.head.first = std::ptr::from_ref::<Head>(&self.head).cast();
         // SAFETY: a NULL head of the right length is how a thread says that it has no list.
         unsafe { libc::syscall(libc::SYS_set_robust_list, std::ptr::null::<Head>(), HEAD_LEN) };
+        point();
         self.word.store(0, Ordering::Release);
+        point();
     }
 }
 

@@ -21,6 +21,11 @@ pub struct StudentBell {
 pub const ANY: u64 = u64::MAX;
 
 impl StudentBell {
+    /// A bell outside of any segment, for tests and model checkers.
+    pub fn unbound() -> StudentBell {
+        StudentBell { word: AtomicU32::new(0), unused: [0; 31], wanted: AtomicU64::new(0), unused2: [0; 15] }
+    }
+
     /// Student: announces what it is about to sleep for; the futex value to sleep on. The caller must look for the sample once more before it sleeps.
     pub fn prepare(&self, wanted: u64) -> u32 {
         let value = self.word.load(Ordering::Acquire);
@@ -50,6 +55,11 @@ pub struct Idle {
 }
 
 impl Idle {
+    /// A flag outside of any segment, for tests and model checkers.
+    pub fn unbound() -> Idle {
+        Idle { flag: AtomicU32::new(0), unused: [0; 31] }
+    }
+
     /// Worker: about to sleep. It must look for open cells once more before it does.
     pub fn announce(&self) {
         self.flag.store(1, Ordering::Relaxed);

@@ -122,6 +122,12 @@ pub struct Cell {
 }
 
 impl Cell {
+    /// An EMPTY cell outside of any segment, for tests and model checkers.
+    pub fn unbound() -> Cell {
+        let zero = || AtomicU64::new(0);
+        Cell { word: zero(), position: zero(), lane: zero(), step: zero(), seed: zero(), generation: zero(), attempt: zero(), claimed_at: zero() }
+    }
+
     /// The word now. Acquire: pairs with the release of `open`, `publish` and `reopen`.
     pub fn word(&self) -> CellWord {
         CellWord(self.word.load(Ordering::Acquire))

@@ -76,9 +76,9 @@ impl GroupPage {
         self.page().generation.load(Ordering::SeqCst)
     }
 
-    /// The fence: from here on nothing older than `from + 1` is delivered. False if another raised it first.
-    pub fn raise(&self, from: u64) -> bool {
-        self.page().generation.compare_exchange(from, from + 1, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    /// The fence: from here on nothing older than `to` is delivered. False if another raised it first.
+    pub fn raise(&self, from: u64, to: u64) -> bool {
+        self.page().generation.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
     fn lane(&self, lane: u64) -> &Lane {
@@ -142,7 +142,7 @@ mod tests {
         let (a, fd) = GroupPage::create().unwrap();
         let b = GroupPage::map(fd.as_fd()).unwrap();
         assert_eq!((a.uuid(), a.generation()), (b.uuid(), 0));
-        assert!(a.raise(0) && !b.raise(0));
+        assert!(a.raise(0, 1) && !b.raise(0, 1));
         assert_eq!(b.generation(), 1);
         b.set_cursor(7, 99);
         assert_eq!(a.cursor(7), 99);

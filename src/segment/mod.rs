@@ -5,6 +5,7 @@
 
 pub mod bell;
 pub mod cell;
+pub mod doorbell;
 pub mod group;
 pub mod layout;
 pub mod region;

@@ -100,6 +100,12 @@ pub struct Slot {
 }
 
 impl Slot {
+    /// A FREE slot outside of any segment, for tests and model checkers.
+    pub fn unbound() -> Slot {
+        let zero = || AtomicU64::new(0);
+        Slot { word: zero(), version: zero(), length: zero(), made_in: zero(), cell: AtomicU32::new(0), failed: AtomicU32::new(0), unused: [0; 3] }
+    }
+
     /// The word now. Acquire: pairs with the releases below.
     pub fn word(&self) -> SlotWord {
         SlotWord(self.word.load(Ordering::Acquire))

@@ -1,49 +1,116 @@
-//! What several of the tests need.
-#![allow(dead_code, reason = "each test program uses its own part")]
+//! What the exchange's tests share: a private folder with a broker in it, and payloads that prove where they come from.
+#![allow(dead_code, reason = "each test file uses its own part")]
 
-use laneway::data::{Dataset, DatasetSpec, DocBatch, DocStatus, OpenOptions};
-use std::path::{Path, PathBuf};
+use laneway::base::{DType, Layout, TensorSpec, mix};
+use laneway::exchange::broker::{Broker, BrokerOptions};
+use laneway::exchange::endpoints::Endpoints;
+use laneway::exchange::message::{Model, StudentRole};
+use laneway::exchange::student::{Numbering, Sample, Student, StudentOptions};
+use laneway::exchange::worker::{Task, Worker, WorkerOptions};
+use laneway::os::clock;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
-/// A file of the fixtures, or `None`, said aloud, where they are absent.
-pub fn fixture(name: &str) -> Option<PathBuf> {
-    let root = std::env::var_os("LANEWAY_FIXTURES").map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/fixtures"), PathBuf::from);
-    let path = root.join(name);
-    if path.exists() {
-        return Some(path);
+/// A deadline that a healthy machine never reaches.
+pub fn patience() -> i64 {
+    clock::after(Duration::from_secs(60))
+}
+
+/// A folder that only this test uses, removed at the end.
+pub struct Room {
+    pub dir: PathBuf,
+    pub endpoints: Endpoints,
+}
+
+impl Room {
+    pub fn new() -> Room {
+        use std::os::unix::fs::DirBuilderExt;
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let dir = std::env::temp_dir().join(format!("lwt-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)));
+        std::fs::DirBuilder::new().mode(0o700).create(&dir).unwrap();
+        Room { endpoints: Endpoints::in_dir(&dir), dir }
     }
-    eprintln!("SKIPPED: no {}; set LANEWAY_FIXTURES to the folder of fixtures", path.display());
-    None
-}
 
-/// Options that keep indexes in `dir`, so that a test leaves nothing beside its data.
-pub fn options(dir: &Path) -> OpenOptions {
-    OpenOptions { cache_dir: Some(dir.join("cache")), ..OpenOptions::default() }
-}
-
-/// A dataset of one file in `dir` with that content.
-pub fn written(dir: &Path, file: &str, content: &[u8]) -> DatasetSpec {
-    let path = dir.join(file);
-    std::fs::write(&path, content).unwrap();
-    DatasetSpec::new("test", [path.to_str().unwrap()])
-}
-
-/// Every document: its text, or why it has none.
-pub fn all(set: &Dataset) -> Vec<Result<String, &'static str>> {
-    let mut reader = set.reader();
-    let mut batch = DocBatch::new();
-    let mut docs = Vec::new();
-    for group in set.groups() {
-        reader.read(group.first_document..group.first_document + u64::from(group.documents), &mut batch).unwrap();
-        docs.extend(batch.iter().map(|(_, text, status)| match status {
-            DocStatus::Ok => Ok(text.to_string()),
-            DocStatus::Skipped(reason) => Err(reason.name()),
-        }));
+    pub fn broker(&self) -> Broker {
+        let broker = Broker::bind(BrokerOptions { endpoints: self.endpoints.clone(), exit_when_idle: None }).unwrap();
+        broker.start().unwrap();
+        broker
     }
-    assert_eq!(docs.len() as u64, set.documents(), "groups hold every document once");
-    docs
 }
 
-/// Every text; no document may be skipped.
-pub fn texts(set: &Dataset) -> Vec<String> {
-    all(set).into_iter().map(|d| d.expect("a text")).collect()
+impl Drop for Room {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+pub fn layout(words: u64) -> Arc<Layout> {
+    Arc::new(Layout::new(vec![TensorSpec { name: "words".into(), shape: vec![words], dtype: DType::Int64 }]).unwrap())
+}
+
+pub fn client(rank: u32) -> Numbering {
+    Numbering { rank, role: StudentRole::Client, data_worker: 0, data_workers: 0 }
+}
+
+pub fn student(room: &Room, words: u64, change: impl FnOnce(&mut StudentOptions)) -> Student {
+    let mut options = StudentOptions::new(room.endpoints.clone(), client(0), layout(words));
+    options.group = Some("test".into());
+    change(&mut options);
+    Student::open(options, patience()).unwrap()
+}
+
+pub fn worker(room: &Room, words: u64, batch_size: u32) -> Worker {
+    let mut options = WorkerOptions::new(room.endpoints.clone());
+    options.layout = Some((*layout(words)).clone());
+    options.batch_size = batch_size;
+    Worker::open(options, patience()).unwrap()
+}
+
+pub fn model(id: &str) -> Model {
+    Model { id: id.into(), config: None }
+}
+
+/// The word at `i` of the sample of a ticket: nothing else gives the same.
+pub fn expected(lane: u64, step: u64, generation: u64, i: u64) -> u64 {
+    mix(lane << 48 ^ step << 16 ^ generation << 56 ^ mix(i))
+}
+
+/// Writes a task's payload.
+pub fn fill(task: &Task) {
+    for i in 0..(task.capacity / 8) as u64 {
+        let word = expected(task.lane, task.step, task.generation, i);
+        // SAFETY: the task's memory is `capacity` bytes, aligned to 64, and ours until commit.
+        unsafe { task.data.cast::<u64>().add(i as usize).write(word) };
+    }
+}
+
+/// Checks every word of a sample.
+pub fn verify(sample: &Sample) {
+    for i in 0..(sample.len / 8) as u64 {
+        // SAFETY: a delivered sample is `len` readable bytes until it is released.
+        let word = unsafe { sample.data.cast::<u64>().add(i as usize).read() };
+        assert_eq!(word, expected(sample.lane, sample.step, sample.generation, i), "word {i} of lane {} step {}", sample.lane, sample.step);
+    }
+}
+
+/// Runs a worker until it is stopped.
+pub fn serve(worker: &Worker) {
+    let mut tasks = Vec::new();
+    while worker.take(u32::MAX, &mut tasks, patience()).is_ok() {
+        tasks.iter().for_each(fill);
+        let done: Vec<(u64, usize)> = tasks.iter().map(|t| (t.id, t.capacity)).collect();
+        worker.commit(&done).unwrap();
+        tasks.clear();
+    }
+}
+
+/// Takes the next sample, checks and releases it.
+pub fn next(student: &Student) -> Sample {
+    let mut out = Vec::new();
+    student.next(1, &mut out, patience()).unwrap();
+    verify(&out[0]);
+    student.release(&[(out[0].slot, out[0].serial)]).unwrap();
+    out[0]
 }

@@ -1,0 +1,195 @@
+"""The C library: where it is found, what it exports, and how a status becomes an exception.
+
+It is loaded at the first call that needs it, so that layouts can be written and read without it. Every call releases the GIL.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from ctypes import POINTER, c_char_p, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from pathlib import Path
+from typing import Any
+
+from . import _structs as s
+from .errors import AbiMismatch, Status, from_status
+
+ABI_VERSION = 1
+"""``LW_ABI_VERSION`` of the header that this package speaks."""
+
+SLICE_NS = 100_000_000
+"""Longest single wait inside the library: between two, Python handles its signals."""
+
+NEVER = 2**63 - 1
+
+monotonic_ns = time.monotonic_ns  # CLOCK_MONOTONIC: the clock of the library's deadlines
+
+_status, _handle, _out, _len = c_int32, c_void_p, POINTER(c_void_p), POINTER(c_size_t)
+
+# What each function takes, and what it returns; the version is asked first. Handles and buffers are void pointers: they take ints, arrays, byref() and bytes.
+_PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
+    "lw_abi_version": (c_uint32, []),
+    "lw_version": (c_char_p, []),
+    "lw_last_error": (c_char_p, []),
+    "lw_set_last_error": (None, [c_char_p, c_size_t]),
+    "lw_log_set_level": (_status, [c_int32]),
+    "lw_log_set_callback": (_status, [s.LogCallback, c_void_p, s.Drop]),
+    "lw_layout_from_json": (_status, [c_char_p, c_size_t, _out]),
+    "lw_layout_to_json": (_status, [_handle, c_char_p, c_size_t, _len]),
+    "lw_layout_nbytes": (c_uint64, [_handle]),
+    "lw_layout_count": (c_size_t, [_handle]),
+    "lw_layout_tensor": (_status, [_handle, c_size_t, POINTER(s.Tensor), POINTER(c_uint64)]),
+    "lw_layout_free": (None, [_handle]),
+    "lw_broker_options_init": (None, [POINTER(s.BrokerOptions)]),
+    "lw_broker_open": (_status, [POINTER(s.BrokerOptions), _out]),
+    "lw_broker_run": (_status, [_handle]),
+    "lw_broker_stop": (None, [_handle]),
+    "lw_broker_stats": (_status, [_handle, c_char_p, c_size_t, _len]),
+    "lw_broker_free": (None, [_handle]),
+    "lw_medium_table_init": (None, [POINTER(s.MediumTable)]),
+    "lw_attach_table_init": (None, [POINTER(s.AttachTable)]),
+    "lw_medium_shm": (_status, [_out]),
+    "lw_medium_file": (_status, [c_char_p, _out]),
+    "lw_medium_custom": (_status, [POINTER(s.MediumTable), _out]),
+    "lw_medium_free": (None, [_handle]),
+    "lw_student_options_init": (None, [POINTER(s.StudentOptions)]),
+    "lw_student_open": (_status, [POINTER(s.StudentOptions), c_int64, _out]),
+    "lw_student_set_model": (
+        _status,
+        [_handle, c_char_p, c_size_t, c_char_p, c_size_t, c_int64, POINTER(c_uint64)],
+    ),
+    "lw_student_next": (_status, [_handle, c_int64, c_void_p, c_size_t, _len]),
+    "lw_student_release": (_status, [_handle, c_void_p, c_size_t, c_void_p]),
+    "lw_student_generation": (c_uint64, [_handle]),
+    "lw_student_cursor": (c_uint64, [_handle]),
+    "lw_student_rewind": (_status, [_handle, c_uint64]),
+    "lw_student_registration": (_status, [_handle, c_char_p, c_size_t, _len]),
+    "lw_student_stats": (_status, [_handle, c_char_p, c_size_t, _len]),
+    "lw_student_close": (None, [_handle]),
+    "lw_student_free": (None, [_handle]),
+    "lw_worker_options_init": (None, [POINTER(s.WorkerOptions)]),
+    "lw_worker_open": (_status, [POINTER(s.WorkerOptions), c_int64, _out]),
+    "lw_worker_take": (_status, [_handle, c_int64, c_void_p, c_size_t, _len]),
+    "lw_worker_commit": (_status, [_handle, c_void_p, c_void_p, c_size_t, c_void_p, POINTER(c_uint32)]),
+    "lw_worker_fail": (_status, [_handle, c_void_p, c_char_p, c_size_t]),
+    "lw_worker_generation": (c_uint64, [_handle]),
+    "lw_worker_model": (_status, [_handle, c_char_p, c_size_t, _len]),
+    "lw_worker_stats": (_status, [_handle, c_char_p, c_size_t, _len]),
+    "lw_worker_stop": (None, [_handle]),
+    "lw_worker_free": (None, [_handle]),
+}
+
+
+@functools.cache
+def lib() -> Any:
+    """The loaded library.
+
+    Raises:
+        ImportError: not found, or cannot be loaded; says where it was looked for.
+        AbiMismatch: it speaks another binary interface.
+    """
+    path = find_library()
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise ImportError(f"cannot load the Laneway library {path}: {error}") from error
+    for name, (returns, takes) in _PROTOTYPES.items():
+        function = getattr(library, name, None)
+        if function is None:
+            raise AbiMismatch(f"{path} lacks {name}: it is not the library of this package")
+        function.restype, function.argtypes = returns, takes
+        if name == "lw_abi_version" and (found := function()) != ABI_VERSION:
+            raise AbiMismatch(f"{path} speaks ABI {found}, this package {ABI_VERSION}: install both from one release")
+    return library
+
+
+def find_library() -> Path:
+    """``$LANEWAY_LIBRARY``, else the one shipped in this package, else the newest build of a source checkout."""
+    given = os.environ.get("LANEWAY_LIBRARY")
+    if given:
+        if not os.path.isfile(given):
+            raise ImportError(f"LANEWAY_LIBRARY names {given}, which is not a file")
+        return Path(given)
+    for group in _places():
+        found = sorted((p for p in group if p.is_file()), key=lambda p: p.stat().st_mtime)
+        if found:
+            return found[-1]
+    looked = ", ".join(str(p) for group in _places() for p in group)
+    raise ImportError(f"the Laneway library was not found; looked for {looked}. Set LANEWAY_LIBRARY, or build it: cargo build --release")
+
+
+def _places() -> Iterator[list[Path]]:
+    package = Path(__file__).resolve().parent
+    yield [package / "liblaneway.so", package / "lib" / "liblaneway.so", package / "lib64" / "liblaneway.so"]
+    root = package.parents[2]
+    if (root / "Cargo.toml").is_file():
+        target = Path(os.environ.get("CARGO_TARGET_DIR", root / "target"))
+        yield [target / "release" / "liblaneway.so", root / "build" / "lib" / "liblaneway.so"]
+
+
+def check(status: int) -> None:
+    """Raises the exception of a status that is not OK, with this thread's last message."""
+    if status != Status.OK:
+        raise error(status)
+
+
+def error(status: int) -> Exception:
+    """The exception of a status, with this thread's last message."""
+    return from_status(status, (lib().lw_last_error() or b"").decode("utf-8", "replace"))
+
+
+def open_interruptibly(open_it: Callable[[int], int], free: Callable[[int], None], timeout_s: float) -> int:
+    """The handle that ``open_it(deadline)`` returns, which may take as long as the broker does.
+
+    It runs on a thread of its own, so that Ctrl-C is noticed at once; a handle that comes after that is freed.
+    """
+    deadline = monotonic_ns() + int(timeout_s * 1e9)
+    done = threading.Event()
+    abandoned = False
+    handle: int | None = None
+    failure: BaseException | None = None
+
+    def work() -> None:
+        nonlocal handle, failure
+        try:
+            handle = open_it(deadline)
+        except BaseException as error:
+            failure = error
+        done.set()
+        if abandoned and handle is not None:
+            free(handle)
+
+    threading.Thread(target=work, name="laneway-open", daemon=True).start()
+    try:
+        while not done.wait(SLICE_NS / 1e9):
+            pass
+    except BaseException:
+        abandoned = True
+        if done.is_set() and handle is not None:
+            free(handle)
+        raise
+    if failure is not None:
+        raise failure
+    assert handle is not None
+    return handle
+
+
+def text(function: Any, handle: Any) -> str:
+    """What a function of the form ``f(handle, buffer, capacity, &len)`` writes; it may grow between two calls."""
+    length = c_size_t()
+    check(function(handle, None, 0, ctypes.byref(length)))
+    while True:
+        capacity = length.value + 256
+        buffer = ctypes.create_string_buffer(capacity)
+        check(function(handle, buffer, capacity, ctypes.byref(length)))
+        if length.value < capacity:
+            return buffer.raw[: length.value].decode("utf-8", "replace")
+
+
+def bytes_or_none(value: str | None) -> bytes | None:
+    """UTF-8 for the library, None for its default."""
+    return None if value is None else value.encode()

@@ -1,0 +1,269 @@
+"""An open ``lw_student``, and the leases by which tensors keep their slot. ``student.py`` and ``dataset.py`` are built on it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import json
+import logging
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from ctypes import c_size_t, c_uint64, c_void_p
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from . import _dtypes, _native, _structs
+from ._endpoints import Endpoints
+from ._medium_glue import check_medium, open_medium
+from ._process import STUDENTS, at_exit
+from .batch_config import BatchConfig
+from .errors import Forked, Status
+from .mediums import Medium
+
+_log = logging.getLogger("laneway.student")
+
+_SAMPLE_SIZE = _structs.SAMPLE.size
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a student is opened: ``lw_student_options`` with Python's types."""
+
+    batch_config: BatchConfig
+    slot_count: int
+    rank: int = 0
+    endpoints: Endpoints = field(default_factory=Endpoints)
+    group: str | None = None
+    medium: str | Medium | None = None
+    dataset: bool = False
+    data_worker: int = 0
+    data_workers: int = 0
+    prefetch: int = 0
+    max_attempts: int = 3
+    max_workers: int = 8
+    max_batch: int = 8
+    seed: int = 0
+    embedded_broker: bool = False
+
+
+@functools.cache
+def _lease_type(nbytes: int) -> Any:
+    """The class of leases for samples of that size: one reference to a slot, as a buffer of the sample's bytes.
+
+    Arrays made on a lease keep it alive, and the slot is free once it dies. A ctypes array over given memory is the one buffer
+    that pure Python can put a destructor on.
+    """
+
+    class Lease(ctypes.c_ubyte * nbytes):  # type: ignore[misc]
+        __slots__ = ("owner", "raw")
+
+        owner: OpenStudent
+        raw: bytes
+
+        def __del__(self) -> None:
+            self.owner.release_quietly(self.raw)
+
+    return Lease
+
+
+class OpenStudent:
+    """A registered student of this process. Any thread may call any method; waits queue up behind each other."""
+
+    def __init__(self, options: Options, timeout_s: float) -> None:
+        self.options = options
+        self.config = options.batch_config
+        self.pid = os.getpid()
+        lib = _native.lib()
+        self._handle = _open(options, timeout_s)
+        self._next, self._release, self._free = lib.lw_student_next, lib.lw_student_release, lib.lw_student_free
+        self._buffers: list[Any] = []
+        self._lease = _lease_type(self.config.nbytes())
+        self._plans: dict[bool, list[tuple[Any, ...]]] = {}
+        self.registration: dict[str, Any] = json.loads(_native.text(lib.lw_student_registration, self._handle))
+        self.lane: int = self.registration["lane"]
+        _open_students.add(self)
+        at_exit(STUDENTS, self, OpenStudent.close)
+
+    def take(self, n: int, deadline: int) -> list[bytes]:
+        """At least one and at most ``n`` samples, each as the bytes of an ``lw_sample``, or an empty list at the deadline.
+
+        Each is one reference, which the caller owns. ``deadline`` is absolute, on ``time.monotonic_ns``.
+        """
+        self.check_process()
+        try:
+            buffer, count = self._buffers.pop()
+        except IndexError:
+            buffer, count = None, c_size_t()
+        if buffer is None or len(buffer) < n * _SAMPLE_SIZE:
+            buffer = ctypes.create_string_buffer(n * _SAMPLE_SIZE)
+        while True:
+            now = _native.monotonic_ns()
+            end = now + _native.SLICE_NS
+            status = self._next(self._handle, end if end < deadline else deadline, buffer, n, ctypes.byref(count))
+            if status == Status.OK:
+                break
+            if status == Status.TIMEOUT:
+                if now >= deadline or _native.monotonic_ns() >= deadline:
+                    self._buffers.append((buffer, count))
+                    return []
+            elif status != Status.INTERRUPTED:  # a signal: Python has handled it by now
+                raise _native.error(status)
+        raw = buffer.raw[: count.value * _SAMPLE_SIZE] if count.value != 1 else buffer[:_SAMPLE_SIZE]
+        self._buffers.append((buffer, count))
+        return [raw[at : at + _SAMPLE_SIZE] for at in range(0, len(raw), _SAMPLE_SIZE)] if count.value != 1 else [raw]
+
+    def lease(self, raw: bytes, address: int) -> Any:
+        """The sample's bytes as a buffer; it takes over the caller's reference."""
+        lease = self._lease.from_address(address)
+        lease.owner, lease.raw = self, raw
+        return lease
+
+    def tensors(self, lease: Any, as_torch: bool) -> dict[str, Any]:
+        """Views of the sample by name, which keep the lease."""
+        try:
+            plan = self._plans[as_torch]
+        except KeyError:
+            plan = self._plans[as_torch] = view_plan(self.config, as_torch)
+        return {name: view(np.ndarray(shape, dtype, lease, offset)) for name, shape, dtype, offset, view in plan}
+
+    def release(self, raw: bytes) -> None:
+        """Gives references back: those of one or more samples, back to back."""
+        _native.check(self._release(self._handle, raw, len(raw) // _SAMPLE_SIZE, None))
+
+    def release_quietly(self, raw: bytes) -> None:
+        """As :meth:`release`, for destructors: in a forked child, which never had the reference, nothing happens."""
+        self._release(self._handle, raw, 1, None)
+
+    def set_model(self, model_id: str, config: str | None, timeout_s: float) -> int:
+        """Raises the generation; returns the new one."""
+        self.check_process()
+        identity, blob = model_id.encode(), _native.bytes_or_none(config)
+        generation = c_uint64()
+        deadline = _native.monotonic_ns() + int(timeout_s * 1e9)
+        status = _native.lib().lw_student_set_model(
+            self._handle, identity, len(identity), blob, len(blob or b""), deadline, ctypes.byref(generation)
+        )
+        _native.check(status)
+        return generation.value
+
+    @property
+    def generation(self) -> int:
+        """The group's generation now."""
+        return _native.lib().lw_student_generation(self._handle)  # type: ignore[no-any-return]
+
+    @property
+    def cursor(self) -> int:
+        """The step of the next sample."""
+        return _native.lib().lw_student_cursor(self._handle)  # type: ignore[no-any-return]
+
+    def rewind(self, step: int) -> None:
+        """Counts the samples from ``step`` on as not taken: their tickets are made again, by the model that is set."""
+        self.check_process()
+        _native.check(_native.lib().lw_student_rewind(self._handle, step))
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """The library's counters."""
+        self.check_process()
+        return json.loads(_native.text(_native.lib().lw_student_stats, self._handle))  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Takes leave of the broker. Samples that are held stay readable. May be called twice."""
+        _open_students.discard(self)
+        if self.pid == os.getpid():
+            _native.lib().lw_student_close(self._handle)
+
+    def check_process(self) -> None:
+        """A Forked error in a child of the process that opened it."""
+        if self.pid != os.getpid():
+            raise Forked(f"this student was opened by process {self.pid}, and this is its forked child {os.getpid()}: open one here")
+
+    def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:
+        # Runs once no lease is left. The memory of a forked child's copy is the parent's business.
+        if getattr(self, "_free", None) is not None and self.pid == getpid():
+            self._free(self._handle)
+
+
+_open_students: weakref.WeakSet[OpenStudent] = weakref.WeakSet()
+
+
+def find_open(group: str | None, endpoints: Endpoints) -> OpenStudent | None:
+    """A student of that group which this process has opened."""
+    pid = os.getpid()
+    for student in list(_open_students):
+        options = student.options
+        same_group = group in (options.group, student.registration["group"])
+        if student.pid == pid and same_group and options.endpoints.frontend == endpoints.frontend:
+            return student
+    return None
+
+
+def view_plan(config: BatchConfig, as_torch: bool) -> list[tuple[Any, ...]]:
+    """What is needed to make each view, looked up once."""
+    return [
+        (spec.name, spec.shape, _dtypes.storage_dtype(spec.dtype), offset, _dtypes.viewer(spec.dtype, as_torch))
+        for spec, offset in zip(config.specs, config.offsets, strict=True)
+    ]
+
+
+@contextlib.contextmanager
+def c_layout(config: BatchConfig) -> Iterator[int]:
+    """The config as an ``lw_layout``, freed at the end."""
+    text = json.dumps(config.to_dict()).encode()
+    out = c_void_p()
+    lib = _native.lib()
+    _native.check(lib.lw_layout_from_json(text, len(text), ctypes.byref(out)))
+    try:
+        assert out.value is not None
+        yield out.value
+    finally:
+        lib.lw_layout_free(out)
+
+
+def _open(options: Options, timeout_s: float) -> int:
+    """The handle of a student that is registered."""
+    lib = _native.lib()
+    c = _structs.StudentOptions()
+    lib.lw_student_options_init(ctypes.byref(c))
+    c.endpoints = options.endpoints.to_c()
+    c.group = _native.bytes_or_none(options.group)
+    c.seed = options.seed
+    c.rank, c.data_worker, c.data_workers = options.rank, options.data_worker, options.data_workers
+    c.role = _structs.ROLE_DATASET if options.dataset else _structs.ROLE_CLIENT
+    c.slot_count, c.max_workers, c.max_batch = _slots(options), options.max_workers, options.max_batch
+    c.prefetch, c.max_attempts = options.prefetch, options.max_attempts
+    c.embedded_broker = options.embedded_broker
+
+    def open_it(deadline: int) -> int:
+        out = c_void_p()
+        with c_layout(options.batch_config) as layout:
+            medium = open_medium(options.medium)
+            c.layout, c.medium = layout, medium
+            try:
+                _native.check(lib.lw_student_open(ctypes.byref(c), deadline, ctypes.byref(out)))
+            finally:
+                lib.lw_medium_free(medium)
+        assert out.value is not None
+        return out.value
+
+    return _native.open_interruptibly(open_it, lib.lw_student_free, timeout_s)
+
+
+def _slots(options: Options) -> int:
+    """``slot_count``, unless the user's own medium is too small for it and one worker's batch: then half of what it has."""
+    medium = options.medium
+    if medium is None or isinstance(medium, str):
+        return options.slot_count
+    check_medium(medium)
+    have = medium.slot_count
+    if have < 2:
+        raise ValueError(f"the medium has {have} slot; expected at least 2: one for the student and one for a worker")
+    if have >= options.slot_count + options.max_batch:
+        return options.slot_count
+    slots = min(options.slot_count, have // 2)
+    _log.info("student: of the medium's %d slots, %d are for samples in flight and held, the others for workers", have, slots)
+    return slots

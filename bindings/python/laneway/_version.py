@@ -1,0 +1,3 @@
+"""The package's version: that of the library that it is shipped with."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,307 @@
+"""The loop of a worker: takes tasks from the library, has the user's function make them, commits or fails them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from ctypes import c_size_t, c_uint32, c_void_p
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import _dtypes, _native, _structs
+from ._dtypes import Framework
+from ._endpoints import Endpoints
+from ._medium_glue import AttachTables
+from ._process import WORKERS, at_exit
+from ._student import c_layout, view_plan
+from .batch_config import BatchConfig
+from .errors import Corrupt, NotFound, Status
+
+_log = logging.getLogger("laneway.worker")
+
+_TASK_SIZE = _structs.TASK.size
+_MOST_TEXT = 16 * 1024
+_PATIENCE_S = 2.0
+_MOST_VIEWS = 4096
+"""Slots whose views are kept: more than the slots of eight students; beyond that they are made again."""
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """What a ``Worker`` was made with, checked."""
+
+    generator_fn: Callable[..., Any] | None
+    fill_fn: Callable[..., Any] | None
+    config: BatchConfig | None
+    slot_size: int
+    batch_size: int
+    worker_id: int | None
+    endpoints: Endpoints
+    mediums: tuple[Any, ...]
+    framework: Framework
+
+
+class Task:
+    """One sample to be made. ``task["x"]`` is the tensor ``x``, in the student's memory: what is written there is the sample.
+
+    Valid until the function that got it returns; a view that is kept longer looks at memory that belongs to others by then.
+    What the memory holds at first is undefined.
+
+    Attributes:
+        lane, step: which sample it is: number ``step`` of stream ``lane``.
+        seed: what randomness should come from, so that another worker could make the same sample again.
+        model_id, model_cfg: the model, as the leader's ``set_model`` was given it; not to be changed.
+        generation: the model's number.
+        attempt: 1 for the first try, 2 after a worker failed at it or died, …
+        tensors: writable views by name.
+    """
+
+    __slots__ = ("attempt", "generation", "lane", "model_cfg", "model_id", "seed", "step", "tensors")
+
+    lane: int
+    step: int
+    seed: int
+    generation: int
+    attempt: int
+    model_id: str
+    model_cfg: dict[str, Any] | None
+    tensors: dict[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.tensors[name]
+
+    def __repr__(self) -> str:
+        return f"Task(lane={self.lane}, step={self.step}, model_id={self.model_id!r}, attempt={self.attempt})"
+
+
+class WorkerLoop:
+    """One registration of a worker at the broker, and the loop over its tasks."""
+
+    def __init__(self, options: WorkerOptions, timeout_s: float) -> None:
+        self._options = options
+        self.pid = os.getpid()
+        self.serving = False
+        self._size = options.slot_size
+        self._handle: int | None = _open(options, timeout_s)
+        # Held while the handle is used outside the loop, so that it is not freed meanwhile; re-entrant for signal handlers.
+        self._use = threading.RLock()
+        self._model: tuple[bytes, bytes | None] | None = None
+        self._model_id = ""
+        self._model_cfg: dict[str, Any] | None = None
+        self._views: dict[int, dict[str, Any]] = {}
+        self._plan: list[tuple[Any, ...]] = []
+        at_exit(WORKERS, self, WorkerLoop._end)
+        if options.fill_fn is not None and options.config is not None:
+            self._plan = view_plan(options.config, _dtypes.use_torch(options.framework))
+
+    def serve(self, stopping: Callable[[], bool]) -> None:
+        """Takes tasks and makes them, until stopped."""
+        self.serving = True
+        try:
+            self._serve(stopping)
+        finally:
+            self.serving = False
+
+    def _serve(self, stopping: Callable[[], bool]) -> None:
+        lib = _native.lib()
+        size = self._options.batch_size
+        buffer, count = ctypes.create_string_buffer(size * _TASK_SIZE), c_size_t()
+        take, count_ref = lib.lw_worker_take, ctypes.byref(count)
+        make = self._generate if self._options.fill_fn is None else self._fill
+        while not stopping():
+            status = take(self._handle, _native.monotonic_ns() + _native.SLICE_NS, buffer, size, count_ref)
+            if status == Status.OK:
+                make(buffer.raw[: count.value * _TASK_SIZE])
+            elif status == Status.CLOSED:
+                return
+            elif status not in (Status.TIMEOUT, Status.INTERRUPTED):
+                raise _native.error(status)
+
+    def _generate(self, raw: bytes) -> None:
+        task, address = self._tasks(raw)[0]
+        generate = self._options.generator_fn
+        assert generate is not None
+        try:
+            self._write(address, generate(task.model_id, task.model_cfg), "generator_fn", task)
+        except Exception:
+            self._fail(raw, task, traceback.format_exc())
+        else:
+            self._commit(raw, 1)
+
+    def _fill(self, raw: bytes) -> None:
+        tasks = self._tasks(raw)
+        try:
+            self._fill_and_write(tasks)
+        except Exception:
+            text = traceback.format_exc()
+        else:
+            self._commit(raw, len(tasks))
+            return
+        if len(tasks) == 1:
+            self._fail(raw, tasks[0][0], text)
+            return
+        _log.warning("worker: a batch of %d tasks failed, trying them one by one:\n%s", len(tasks), text)
+        for i in range(len(tasks)):
+            self._fill(raw[i * _TASK_SIZE : (i + 1) * _TASK_SIZE])
+
+    def _fill_and_write(self, tasks: list[tuple[Task, int]]) -> None:
+        fill = self._options.fill_fn
+        assert fill is not None
+        returned = fill([task for task, _ in tasks])
+        if returned is None:
+            return
+        if isinstance(returned, (bytes, bytearray, memoryview, dict)) or not isinstance(returned, Sequence):
+            raise TypeError(f"fill_fn returned a {type(returned).__name__}; expected None (filled in place) or one bytes for each task")
+        if len(returned) != len(tasks):
+            raise ValueError(f"fill_fn returned {len(returned)} samples for {len(tasks)} tasks")
+        for (task, address), data in zip(tasks, returned, strict=True):
+            self._write(address, data, "fill_fn", task)
+
+    def _tasks(self, raw: bytes) -> list[tuple[Task, int]]:
+        tasks: list[tuple[Task, int]] = []
+        for values in _structs.TASK.iter_unpack(raw):
+            address, capacity, _, lane, step, seed, generation, *model, _, attempt, _ = values
+            task = Task()
+            task.lane, task.step, task.seed, task.generation, task.attempt = lane, step, seed, generation, attempt
+            if not tasks:
+                self._learn_model(*model)
+            task.model_id, task.model_cfg = self._model_id, self._model_cfg
+            if capacity < self._size:
+                raise Corrupt(f"the slot for {task} has {capacity} bytes; this worker's samples have {self._size}")
+            views = self._views.get(address)
+            task.tensors = self._make_views(address) if views is None else views
+            tasks.append((task, address))
+        return tasks
+
+    def _learn_model(self, model_id: int, id_len: int, config: int | None, config_len: int) -> None:
+        """Reads id and config, which all tasks of a batch share; parses the config when it has changed."""
+        model = (ctypes.string_at(model_id, id_len), ctypes.string_at(config, config_len) if config else None)
+        if model != self._model:
+            self._model_id = model[0].decode()
+            self._model_cfg = None if model[1] is None else json.loads(model[1])
+            self._model = model
+
+    def _make_views(self, address: int) -> dict[str, Any]:
+        # A slot's views depend on nothing but its address: one config, and the memory is the student's in any case.
+        if len(self._views) >= _MOST_VIEWS:
+            self._views.clear()
+        buffer: Any = (ctypes.c_ubyte * self._size).from_address(address)
+        views = {name: view(np.ndarray(shape, dtype, buffer, offset)) for name, shape, dtype, offset, view in self._plan}
+        self._views[address] = views
+        return views
+
+    def _write(self, address: int, data: Any, who: str, task: Task) -> None:
+        try:
+            view = memoryview(data).cast("B")
+        except TypeError:
+            raise TypeError(f"{who} returned a {type(data).__name__} for {task}; expected bytes, for example config.encode(...)") from None
+        if view.nbytes != self._size:
+            raise ValueError(f"{who} returned {view.nbytes} bytes for {task}; expected slot_size, {self._size}")
+        memoryview((ctypes.c_char * self._size).from_address(address)).cast("B")[:] = view
+
+    def _commit(self, raw: bytes, count: int) -> None:
+        wanted = c_uint32()
+        status = _native.lib().lw_worker_commit(self._handle, raw, None, count, None, ctypes.byref(wanted))
+        if status not in (Status.OK, Status.STALE):
+            raise _native.error(status)
+
+    def _fail(self, raw: bytes, task: Task, text: str) -> None:
+        _log.error("worker: %s failed:\n%s", task, text)
+        data = _shorten(text.encode("utf-8", "replace"))
+        status = _native.lib().lw_worker_fail(self._handle, raw, data, len(data))
+        if status not in (Status.OK, Status.STALE):
+            raise _native.error(status)
+
+    def stop(self) -> None:
+        """Ends the wait for tasks."""
+        self._with_handle(_native.lib().lw_worker_stop, None)
+
+    def _end(self) -> None:
+        """At the interpreter's end: a loop on a daemon thread gets a moment to finish its task."""
+        self.stop()
+        patience = time.monotonic() + _PATIENCE_S
+        while self.serving and time.monotonic() < patience:
+            time.sleep(0.01)
+        if not self.serving:
+            self.free()
+
+    @property
+    def generation(self) -> int:
+        """The number of the newest model known."""
+        return int(self._with_handle(_native.lib().lw_worker_generation, 0))
+
+    @property
+    def model_id(self) -> str | None:
+        """The id of the newest model known."""
+        try:
+            text = self._with_handle(lambda handle: _native.text(_native.lib().lw_worker_model, handle), None)
+        except NotFound:
+            return None
+        return None if text is None else json.loads(text)["id"]
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """The library's counters."""
+        text = self._with_handle(lambda handle: _native.text(_native.lib().lw_worker_stats, handle), "{}")
+        return json.loads(text)  # type: ignore[no-any-return]
+
+    def _with_handle(self, function: Callable[[int], Any], otherwise: Any) -> Any:
+        """What the function returns, or ``otherwise`` where there is no handle: freed, or the parent's."""
+        if self.pid != os.getpid():
+            return otherwise
+        with self._use:
+            return otherwise if self._handle is None else function(self._handle)
+
+    def free(self) -> None:
+        """Takes leave. Tasks in hand are given back, to be made by another worker."""
+        if self.pid != os.getpid():
+            return
+        with self._use:
+            handle, self._handle = self._handle, None
+            self._views.clear()
+            if handle is not None:
+                _native.lib().lw_worker_free(handle)
+
+
+def _shorten(text: bytes) -> bytes:
+    """At most what the library keeps, from both ends: a traceback's last lines say what happened."""
+    if len(text) <= _MOST_TEXT:
+        return text
+    gap = b"\n[...]\n"
+    head = _MOST_TEXT // 8
+    return text[:head] + gap + text[len(text) - (_MOST_TEXT - head - len(gap)) :]
+
+
+def _open(options: WorkerOptions, timeout_s: float) -> int:
+    """The handle of a worker that is registered."""
+    lib = _native.lib()
+    c = _structs.WorkerOptions()
+    lib.lw_worker_options_init(ctypes.byref(c))
+    c.endpoints = options.endpoints.to_c()
+    c.slot_size, c.batch_size = options.slot_size, options.batch_size
+    c.worker_id = -1 if options.worker_id is None else options.worker_id
+
+    def open_it(deadline: int) -> int:
+        attach = AttachTables(options.mediums)
+        c.attach, c.attach_count = attach.array, attach.count
+        out = c_void_p()
+        try:
+            with contextlib.nullcontext() if options.config is None else c_layout(options.config) as layout:
+                c.layout = layout
+                _native.check(lib.lw_worker_open(ctypes.byref(c), deadline, ctypes.byref(out)))
+        except BaseException:
+            attach.forget()
+            raise
+        assert out.value is not None
+        return out.value
+
+    return _native.open_interruptibly(open_it, lib.lw_worker_free, timeout_s)

@@ -1,0 +1,371 @@
+"""The student's side for one process: sets the model, asks for samples one by one, and reads them in place."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from . import _dtypes, _native, _structs
+from ._dtypes import Framework
+from ._endpoints import Endpoints
+from ._process import ProcessLock
+from ._student import OpenStudent, Options, find_open
+from .batch_config import BatchConfig
+from .errors import Closed
+from .mediums import Medium
+
+_CONNECT_S = 10.0
+
+
+class SampleRef:
+    """One sample that this student holds: its ticket, and views of its tensors.
+
+    The slot is used again once the sample was released *and* its last view is gone: a tensor kept past ``release()``, past
+    ``client.close()`` or past this object stays readable, and only costs a slot. A sample whose reference is dropped
+    without ``release()`` is released then.
+
+    Attributes:
+        lane, step: the ticket: this is sample ``step`` of stream ``lane``.
+        seed: what the worker was given to make it from, a hash of run seed, lane and step.
+        generation: the model that it was made by, as :meth:`StudentClient.set_model` returned it.
+        slot_id: the slot that it lies in.
+        copied: whether it is a copy outside the slots, because holding one more slot would have stopped the others.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_address",
+        "_as_torch",
+        "_lease",
+        "_owner",
+        "_raw",
+        "_released",
+        "_tensors",
+        "copied",
+        "generation",
+        "lane",
+        "seed",
+        "slot_id",
+        "step",
+    )
+
+    def __init__(self, owner: OpenStudent, raw: bytes, as_torch: bool) -> None:
+        self._owner, self._raw, self._as_torch = owner, raw, as_torch
+        self._lease: Any = None
+        self._tensors: dict[str, Any] | None = None
+        self._released = False
+        (self._address, _, self.lane, self.step, self.seed, self.generation, _, _, self.slot_id, flags) = _structs.SAMPLE.unpack(raw)
+        self.copied = bool(flags & _structs.SAMPLE_COPIED)
+
+    @property
+    def data(self) -> Any:
+        """All bytes of the sample, as a writable buffer that shares the slot's memory; :meth:`BatchConfig.decode` takes it.
+        Writing to it, or to a tensor, changes what this process reads and nothing else."""
+        if self._lease is None:
+            if self._released:
+                raise Closed(f"the sample (lane {self.lane}, step {self.step}) was released; read it before")
+            self._lease = self._owner.lease(self._raw, self._address)
+        return self._lease
+
+    @property
+    def tensors(self) -> dict[str, Any]:
+        """The tensors by name: torch tensors, or NumPy arrays (see ``framework`` of the client), sharing the slot's memory."""
+        if self._tensors is None:
+            self._tensors = self._owner.tensors(self.data, self._as_torch)
+        return self._tensors
+
+    def __getitem__(self, name: str) -> Any:
+        return self.tensors[name]
+
+    def release(self) -> None:
+        """Gives the slot back as soon as no view of it is left. May be called twice."""
+        if self._released:
+            return
+        self._released = True
+        self._tensors = None
+        if self._lease is None:
+            self._owner.release(self._raw)
+        else:
+            self._lease = None
+
+    def __enter__(self) -> SampleRef:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        # With views made, the lease has the reference and releases it.
+        if not self._released and self._lease is None:
+            self._owner.release_quietly(self._raw)
+
+    def __repr__(self) -> str:
+        return f"SampleRef(lane={self.lane}, step={self.step}, generation={self.generation}, slot_id={self.slot_id})"
+
+
+class GenerationValue:
+    """The group's generation as a shared value: what a ``multiprocessing.Value`` is to the published design.
+
+    Picklable under every start method. It also carries the group, the run's seed and the broker's addresses, so that a dataset
+    finds the rest.
+    """
+
+    def __init__(self, endpoints: Endpoints, group: str | None, seed: int, client: StudentClient | None = None) -> None:
+        self.endpoints, self.seed = endpoints, seed
+        self._group = group
+        self._client = None if client is None else weakref.ref(client)
+
+    @property
+    def group(self) -> str | None:
+        """The group; None, which means what the environment says, until the client has registered."""
+        student = self._own()
+        return self._group if student is None else student.registration["group"]
+
+    @property
+    def value(self) -> int:
+        """How often ``set_model`` was called in this group, by any process.
+
+        Raises:
+            Closed: this process has no open student of the group to learn it from.
+        """
+        # The client's works in a forked child too: the word is in shared memory.
+        student = self._own() or find_open(self.group, self.endpoints)
+        if student is None:
+            raise Closed("no student of this group is open in this process: iterate the dataset, or call client.hello(), first")
+        return student.generation
+
+    def _own(self) -> OpenStudent | None:
+        client = None if self._client is None else self._client()
+        return None if client is None else client._student
+
+    def get_lock(self) -> contextlib.AbstractContextManager[Any]:
+        """A context manager, for code written for ``multiprocessing.Value``; reading needs no lock."""
+        return threading.RLock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return GenerationValue, (self.endpoints, self.group, self.seed)
+
+    def __repr__(self) -> str:
+        return f"GenerationValue(group={self.group!r})"
+
+
+class StudentClient:
+    """A student: owns the memory that samples arrive in.
+
+    It registers at the first call that needs the broker (:meth:`hello` does only that), and asks workers for samples only when
+    it is asked for some. Any thread may call any method. In a forked child every call raises :class:`~laneway.errors.Forked`.
+
+    Args:
+        student_rank: which trainer of the group this is; rank 0 leads: it alone may set the model.
+        slot_count: samples in flight and held at once.
+        batch_config: the tensors of a sample.
+        frontend_endpoint, control_endpoint, control_pub_endpoint: the broker's addresses; None is the default.
+        medium: where samples lie: None or ``"shm"``, ``"file:/path"``, or a :class:`~laneway.mediums.Medium`.
+        group: separates jobs on one broker; None is torchrun's run id, else its master's address and port, else ``"default"``.
+        prefetch: tickets opened ahead of the one that is waited for.
+        max_workers, max_batch: workers that can be attached at once, and tasks that each may take at once; address space for
+            them is set aside, and a worker beyond it is refused, with both numbers.
+        max_attempts: how often a ticket is tried, when workers fail or die, before :class:`~laneway.TaskError` is raised.
+        seed: the run's seed, from which, with lane and step, each ticket's seed is made.
+        broker: ``"embedded"`` starts a ``laneway broker`` process unless one answers; it ends after its last student and worker.
+        framework: ``"torch"``, ``"numpy"``, or ``"auto"``: torch where it can be imported.
+    """
+
+    def __init__(
+        self,
+        student_rank: int,
+        slot_count: int,
+        batch_config: BatchConfig,
+        frontend_endpoint: str | None = None,
+        control_endpoint: str | None = None,
+        control_pub_endpoint: str | None = None,
+        medium: str | Medium | None = None,
+        *,
+        group: str | None = None,
+        prefetch: int = 0,
+        max_workers: int = 8,
+        max_batch: int = 8,
+        max_attempts: int = 3,
+        seed: int = 0,
+        broker: str | None = None,
+        framework: Framework = "auto",
+    ) -> None:
+        if broker not in (None, "embedded"):
+            raise ValueError(f"broker is {broker!r}; expected None (one runs already) or 'embedded'")
+        self._options = Options(
+            batch_config=check_config(batch_config),
+            slot_count=check_count("slot_count", slot_count, 1),
+            rank=check_count("student_rank", student_rank, 0),
+            endpoints=Endpoints(frontend_endpoint, None, control_endpoint, control_pub_endpoint),
+            group=group,
+            medium=medium,
+            prefetch=check_count("prefetch", prefetch, 0),
+            max_workers=check_count("max_workers", max_workers, 1),
+            max_batch=check_count("max_batch", max_batch, 1),
+            max_attempts=check_count("max_attempts", max_attempts, 1),
+            seed=check_count("seed", seed, 0, 2**64 - 1),
+            embedded_broker=broker == "embedded",
+        )
+        self._framework: Framework = framework
+        self._lock = ProcessLock()
+        self._student: OpenStudent | None = None
+        self._closed = False
+        self._held: dict[int, weakref.ref[SampleRef]] = {}
+        self.generation_value = GenerationValue(self._options.endpoints, group, seed, self)
+
+    def hello(self, timeout_s: float = _CONNECT_S) -> dict[str, Any]:
+        """Registers at the broker, or does nothing if this was done; waits up to ``timeout_s`` seconds for it.
+
+        Returns:
+            What was agreed: ``student_rank``, ``group``, ``lane``, ``generation``, ``slot_count``, ``slot_size`` (bytes), ``pid``,
+            and the broker's ``host`` and ``session``.
+
+        Raises:
+            Timeout: no broker answered; names the endpoint.
+            InUse: a living process has this rank in this group.
+            Refused, LayoutMismatch: the broker's reason.
+        """
+        student = self._open(timeout_s)
+        return {
+            "student_rank": self._options.rank,
+            **student.registration,
+            "generation": student.generation,
+            "slot_count": self._options.slot_count,
+            "slot_size": student.config.nbytes(),
+            "pid": student.pid,
+        }
+
+    def set_model(self, model_id: str, model_cfg: Mapping[str, Any] | None = None, timeout_s: float = _CONNECT_S) -> int:
+        """Chooses what workers make from now on, for every rank of the group.
+
+        When it returns, no rank is handed a sample of an older model, and tickets that were not handed out yet are made anew.
+
+        Args:
+            model_id: any text, of any length.
+            model_cfg: anything that JSON can carry, or an OmegaConf node; workers get an equal ``dict``.
+
+        Returns:
+            The new generation.
+
+        Raises:
+            NotLeader: this is not rank 0.
+            TypeError, ValueError: the config cannot be carried by JSON.
+        """
+        if not isinstance(model_id, str):
+            raise TypeError(f"model_id is a {type(model_id).__name__}; expected a str")
+        return self._open().set_model(model_id, _to_json(model_cfg), timeout_s)
+
+    def request_sample(self, timeout_ms: float | None = 1000) -> SampleRef | None:
+        """The next sample, or None if it is not there within ``timeout_ms`` (None: waits for ever).
+
+        Nothing is lost by a timeout: the ticket stays open, and the next call gets it.
+
+        Raises:
+            TaskError: this ticket failed ``max_attempts`` times; carries the worker's text. The next call goes on behind it.
+        """
+        samples = self.next_samples(1, timeout_ms)
+        return samples[0] if samples else None
+
+    def next_samples(self, n: int, timeout_ms: float | None = 1000) -> list[SampleRef]:
+        """The next sample and those that are ready behind it, ``n`` at most; an empty list after ``timeout_ms``."""
+        student = self._student
+        if student is None:
+            student = self._open()
+        deadline = _native.NEVER if timeout_ms is None else _native.monotonic_ns() + int(timeout_ms * 1e6)
+        as_torch = _dtypes.use_torch(self._framework)
+        samples = [SampleRef(student, raw, as_torch) for raw in student.take(n, deadline)]
+        for sample in samples:
+            self._held[sample.slot_id] = weakref.ref(sample)
+        return samples
+
+    def release_slot(self, slot_id: int) -> None:
+        """Gives a sample's slot back, as :meth:`SampleRef.release` does.
+
+        Raises:
+            ValueError: this student has handed out no sample in that slot.
+        """
+        try:
+            sample = self._held[slot_id]()
+        except KeyError:
+            raise ValueError(f"slot {slot_id} was not handed out; samples lie in slots {sorted(self._held)}") from None
+        if sample is not None:
+            sample.release()
+
+    def start_sub_listener(self) -> None:
+        """Makes sure that this rank follows the leader's ``set_model``. Registering is all that takes: the generation is one word of
+        memory that all ranks of a host share, so there is no listener that could lag."""
+        self._open()
+
+    @property
+    def generation(self) -> int:
+        """The group's generation now; 0 before the first ``set_model``."""
+        return self._open().generation
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """What the library counts for this student."""
+        return self._open().stats
+
+    def close(self) -> None:
+        """Cancels what is queued and takes leave. Tensors that are held stay readable. May be called twice."""
+        with self._lock:
+            student, self._student, self._closed = self._student, None, True
+        if student is not None:
+            student.close()
+
+    def _open(self, timeout_s: float = _CONNECT_S) -> OpenStudent:
+        with self._lock:
+            if self._closed:
+                raise Closed("this StudentClient was closed; make a new one")
+            if self._student is None:
+                self._student = OpenStudent(self._options, timeout_s)
+            self._student.check_process()
+            return self._student
+
+    def __enter__(self) -> StudentClient:
+        self.hello()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        student = getattr(self, "_student", None)
+        if student is not None:
+            student.close()
+
+
+def check_config(config: object) -> BatchConfig:
+    """The config, or a TypeError."""
+    if not isinstance(config, BatchConfig):
+        raise TypeError(f"batch_config is a {type(config).__name__}; expected a BatchConfig")
+    return config
+
+
+def check_count(name: str, value: object, least: int, most: int = 2**31 - 1) -> int:
+    """The value if it is an int in that range, else an error that says so."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} is {value!r}; expected an int")
+    number = value.__index__()
+    if not least <= number <= most:
+        raise ValueError(f"{name} is {number}; expected {least} to {most}")
+    return number  # type: ignore[no-any-return]
+
+
+def _to_json(config: Any) -> str | None:
+    if config is None:
+        return None
+    if type(config).__module__.partition(".")[0] == "omegaconf":
+        from omegaconf import OmegaConf
+
+        config = OmegaConf.to_container(config, resolve=True)
+    if not isinstance(config, Mapping):
+        raise TypeError(f"model_cfg is a {type(config).__name__}; expected a dict or None")
+    try:
+        return json.dumps(dict(config), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"model_cfg cannot be carried by JSON: {error}") from error

@@ -1,0 +1,204 @@
+"""A ``DataLoader`` whose batches never mix models and never skip a sample when the model is switched."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.utils.data
+
+from . import _native, _structs
+from ._student import OpenStudent
+from .dataset import TAGS, DistillIterableDataset, wait_for_sample
+from .errors import Timeout
+
+__all__ = ["DataLoader"]
+
+_log = logging.getLogger("laneway.torch")
+
+_HARMLESS = {
+    "persistent_workers",
+    "prefetch_factor",
+    "multiprocessing_context",
+    "pin_memory_device",
+    "in_order",
+    "drop_last",
+}
+_MEANINGLESS = {
+    "shuffle": "the order is that of the tickets",
+    "sampler": "the order is that of the tickets",
+    "batch_sampler": "the order is that of the tickets",
+    "worker_init_fn": "there are no worker processes",
+    "generator": "randomness comes from each ticket's seed",
+}
+
+
+class DataLoader(torch.utils.data.DataLoader):  # type: ignore[type-arg]
+    """As torch's ``DataLoader`` for a :class:`~laneway.DistillIterableDataset`, but exact when ``set_model`` is called.
+
+    A batch holds samples of one model only, and when ``set_model`` has returned, no batch of an older one is handed out by any rank.
+    Nothing is skipped: what was collected for a batch when the model changed is dropped, and its tickets are made again.
+
+    **How.** There are no worker processes and no queue of batches. Samples are made by Laneway's workers anyway, and fetched ahead
+    by the segments' windows (``slot_count`` of the dataset); all that is left to do is one copy of each sample into its batch, which
+    happens when the batch is asked for, straight into pinned memory if ``pin_memory`` is set. So there is no queue that could hold something stale,
+    and the cursors count what the trainer took: a new epoch, or a new process, goes on exactly there.
+
+    ``num_workers=W`` keeps its meaning for the numbering: the rank owns ``max(1, W)`` lanes, ``rank·W … rank·W + W − 1``, each with
+    a window of its own, and batch ``i`` comes from lane ``i mod W``, as with torch's loader.
+
+    Args:
+        dataset: a :class:`~laneway.DistillIterableDataset`.
+        batch_size: samples in a batch; None yields single samples, as views of shared memory.
+        num_workers: lanes, as said above.
+        collate_fn: from a list of samples to a batch; None stacks each tensor.
+        pin_memory: batches lie in page-locked memory, where there is a CUDA device.
+        timeout: seconds to wait for a batch before :class:`~laneway.errors.Timeout` is raised (nothing is lost: ask again); 0
+            waits for ever.
+        options: ``persistent_workers``, ``prefetch_factor``, ``multiprocessing_context``, ``pin_memory_device``, ``in_order`` and
+            ``drop_last`` are accepted, for code that moves between loaders, and change nothing: there are no processes, order is
+            always kept, and an infinite dataset has no last batch. Whatever else would have to change the data is an error.
+    """
+
+    def __init__(
+        self,
+        dataset: DistillIterableDataset,
+        batch_size: int | None = 1,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        timeout: float = 0,
+        **options: Any,
+    ) -> None:
+        if not isinstance(dataset, DistillIterableDataset):
+            raise TypeError(f"dataset is a {type(dataset).__name__}; expected a DistillIterableDataset (others: torch's DataLoader)")
+        for name, value in options.items():
+            if name in _MEANINGLESS and value:
+                raise TypeError(f"{name}={value!r} cannot be honoured: {_MEANINGLESS[name]}")
+            if name not in _MEANINGLESS and name not in _HARMLESS:
+                raise TypeError(f"unknown option '{name}'")
+        if num_workers < 0:
+            raise ValueError(f"num_workers is {num_workers}; expected 0 or more")
+        super().__init__(dataset, batch_size=batch_size, collate_fn=collate_fn, pin_memory=pin_memory, timeout=timeout)
+        self.num_workers = num_workers
+        self._stacks = collate_fn is None
+
+    def __iter__(self) -> Any:
+        return _Batches(self)
+
+
+class _Batches:
+    """One pass over the loader: one student a lane, and the batch that is being filled."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        self._loader = loader
+        self._dataset = cast(DistillIterableDataset, loader.dataset)
+        self._workers = loader.num_workers
+        self._students: list[OpenStudent] = []
+        self._batch: _Batch | None = None
+        try:
+            for worker in range(max(1, self._workers)):
+                self._students.append(self._dataset.acquire(worker, self._workers))
+        except BaseException:
+            self.close()
+            raise
+        cursors = [student.cursor for student in self._students]
+        self._turn = cursors.index(min(cursors))
+        self._pin = loader.pin_memory and torch.cuda.is_available()
+
+    def __iter__(self) -> _Batches:
+        return self
+
+    def __next__(self) -> Any:
+        student = self._students[self._turn]
+        size = self._loader.batch_size
+        deadline = _native.monotonic_ns() + int(self._loader.timeout * 1e9) if self._loader.timeout else _native.NEVER
+        if size is None:
+            batch = self._dataset.unpack(student, _wait(student, deadline), as_torch=True)
+        else:
+            batch = self._fill(student, size, deadline)
+        self._turn = (self._turn + 1) % len(self._students)
+        return batch
+
+    def _fill(self, student: OpenStudent, size: int, deadline: int) -> Any:
+        # A batch that an error or a timeout has interrupted is gone on with, so that none of its samples is lost.
+        batch = self._batch or self._new_batch(student, size)
+        self._batch = batch
+        while batch.missing:
+            batch.add(_wait(student, deadline))
+            if batch.mixed or (not batch.missing and student.generation != batch.generation):
+                _log.debug("loader: lane %d: the model changed; steps from %d are made again", student.lane, batch.first_step)
+                student.rewind(batch.first_step)
+                batch = self._batch = self._new_batch(student, size)
+        self._batch = None
+        return batch.result(self._loader.collate_fn)
+
+    def _new_batch(self, student: OpenStudent, size: int) -> _Batch:
+        return _Batch(self._dataset, student, size, self._loader._stacks, self._pin)
+
+    def close(self) -> None:
+        """Gives back what a half-filled batch has taken, and closes the lanes."""
+        batch, self._batch = self._batch, None
+        if batch is not None and batch.taken:
+            self._students[self._turn].rewind(batch.first_step)
+        for worker in range(len(self._students)):
+            self._dataset.give_up(worker, self._workers)
+        self._students = []
+
+    def __del__(self) -> None:
+        try:
+            self.close()
+        except Exception as error:
+            _log.debug("loader: at its end: %s", error)
+
+
+class _Batch:
+    """Samples of one lane on their way into a batch; each is copied into its row at once, so that its slot is free again."""
+
+    def __init__(self, dataset: DistillIterableDataset, student: OpenStudent, size: int, stack: bool, pin: bool) -> None:
+        self._dataset, self._student, self._size = dataset, student, size
+        self.first_step = student.cursor
+        self.generation = -1
+        self.mixed = False
+        self.taken = 0
+        self._samples: list[dict[str, Any]] = []
+        self._rows: dict[str, torch.Tensor] | None = None
+        if stack:
+            self._rows = {
+                spec.name: torch.empty((size, *spec.shape), dtype=spec.torch_dtype, pin_memory=pin) for spec in dataset.batch_config.specs
+            }
+            if dataset.tags:
+                self._rows.update({name: torch.empty(size, dtype=torch.int64) for name in TAGS})
+
+    @property
+    def missing(self) -> int:
+        return self._size - self.taken
+
+    def add(self, raw: bytes) -> None:
+        generation = _structs.SAMPLE.unpack(raw)[5]
+        if self.taken == 0:
+            self.generation = generation
+        self.mixed = self.mixed or generation != self.generation
+        sample = self._dataset.unpack(self._student, raw, as_torch=True)
+        if self._rows is None:
+            self._samples.append(sample)
+        else:
+            for name, value in sample.items():
+                self._rows[name][self.taken] = value
+        self.taken += 1
+
+    def result(self, collate: Callable[[list[Any]], Any]) -> Any:
+        return collate(self._samples) if self._rows is None else self._rows
+
+
+def _wait(student: OpenStudent, deadline: int) -> bytes:
+    if deadline == _native.NEVER:
+        raw = wait_for_sample(student, None)
+        assert raw is not None
+        return raw
+    samples = student.take(1, deadline)
+    if not samples:
+        raise Timeout(f"no sample of lane {student.lane} within the loader's timeout: is a worker running, and a model set?")
+    return samples[0]

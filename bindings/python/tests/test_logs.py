@@ -1,0 +1,98 @@
+"""The library's messages in Python's ``logging``."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import wait_until
+
+from laneway import setup_logging
+
+
+def run(code, env):
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("level", ["INFO", "info", 20, 25, "OFF", "TRACE", 0])
+def test_levels_are_names_and_numbers(level):
+    setup_logging(level)
+    setup_logging("WARNING")
+
+
+def test_a_wrong_level_is_refused():
+    with pytest.raises(ValueError, match="level is 'LOUD'; expected one of TRACE, DEBUG, INFO"):
+        setup_logging("LOUD")
+    for bad in (None, True, 1.5):
+        with pytest.raises(TypeError, match="expected an int or a str"):
+            setup_logging(bad)
+
+
+CODE = """if True:
+    import logging, sys
+    from laneway import *
+    records = []
+    class Keep(logging.Handler):
+        def emit(self, record): records.append(record)
+    logging.getLogger("laneway").addHandler(Keep())
+    setup_logging({level!r})
+    with StudentClient(0, 4, BatchConfig([TensorSpec("x", (4,), "int8")])) as client:
+        client.set_model("layer_5")
+    import time; time.sleep(0.3)
+    print(*[(r.levelname, r.name, r.getMessage()) for r in records], sep="\\n")"""
+
+
+def test_the_librarys_messages_arrive_at_pythons_logger(house):
+    done = run(CODE.format(level="INFO"), house.env)
+    assert done.returncode == 0, done.stderr
+    assert "model 'layer_5' set" in done.stdout and "'INFO', 'laneway." in done.stdout
+
+
+def test_below_the_level_nothing_is_said(house):
+    done = run(CODE.format(level="ERROR"), house.env)
+    assert done.returncode == 0 and "layer_5" not in done.stdout + done.stderr
+
+
+def test_a_trainer_that_holds_the_gil_does_not_hold_up_the_library(house):
+    """A worker dies while the trainer computes in one call for seconds; the sweeper, which also logs, is not held up by that."""
+    house.worker("fill")
+    code = """if True:
+        import hashlib, os, signal, sys, time
+        from laneway import *
+        from peers import CONFIG
+        setup_logging("DEBUG")
+        client = StudentClient(0, 8, CONFIG, prefetch=8, max_attempts=100)
+        client.set_model("m")
+        client.request_sample(10_000).release()
+        victim = int(sys.argv[1])
+        os.kill(victim, signal.SIGKILL)
+        sys.setswitchinterval(100)
+        end = time.monotonic() + 2
+        while time.monotonic() < end:  # pure Python, and no other thread gets the GIL
+            pass
+        print(client.stats["deaths"])"""
+    victim = house.processes[-1]
+    wait_until(lambda: "registered" in victim.log.read_text() or victim.poll() is None, "the worker")
+    done = subprocess.run([sys.executable, "-c", code, str(victim.pid)], env=house.env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.strip() == "1", done.stderr
+
+
+def test_logging_in_a_forked_child_and_at_exit_never_hangs(house):
+    code = """if True:
+        import os
+        from laneway import *
+        setup_logging("TRACE")
+        client = StudentClient(0, 4, BatchConfig([TensorSpec("x", (4,), "int8")]))
+        client.hello()
+        pid = os.fork()
+        setup_logging("DEBUG")
+        if pid == 0:
+            try:
+                client.hello()
+            except RuntimeError:
+                pass
+        else:
+            os.waitpid(pid, 0)"""
+    for _ in range(5):
+        assert run(code, house.env).returncode == 0
+    assert os.getpid()

@@ -1,0 +1,40 @@
+# How test programs are built and run.
+find_package(Threads REQUIRED)
+find_program(VALGRIND valgrind)
+set(valgrind_run ${VALGRIND} -q --leak-check=full --errors-for-leak-kinds=definite,possible --error-exitcode=9
+  --suppressions=${PROJECT_SOURCE_DIR}/ctests/valgrind/known.supp)
+if(VALGRIND)
+  add_executable(pidfd_helper ${PROJECT_SOURCE_DIR}/ctests/valgrind/missing_calls.c)
+  target_compile_definitions(pidfd_helper PRIVATE PIDFD_HELPER_MAIN)
+  add_library(missing_calls MODULE ${PROJECT_SOURCE_DIR}/ctests/valgrind/missing_calls.c)
+  target_compile_definitions(missing_calls PRIVATE PIDFD_HELPER="$<TARGET_FILE:pidfd_helper>")
+endif()
+
+# laneway_program(<target> <laneway::laneway|laneway::static> <sources>...)
+function(laneway_program name library)
+  add_executable(${name} ${ARGN})
+  target_compile_features(${name} PRIVATE c_std_11 cxx_std_17)
+  target_compile_options(${name} PRIVATE -Wall -Wextra -Wpedantic -Werror -g)
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/ctests)
+  target_compile_definitions(${name} PRIVATE _GNU_SOURCE LANEWAY_VERSION="${PROJECT_VERSION}" LANEWAY_PROGRAM="${program}")
+  target_link_libraries(${name} PRIVATE ${library} Threads::Threads)
+  if(LANEWAY_SANITIZE)
+    target_compile_options(${name} PRIVATE -fsanitize=${LANEWAY_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+    target_link_options(${name} PRIVATE -fsanitize=${LANEWAY_SANITIZE})
+  endif()
+endfunction()
+
+# laneway_test(<name> <command>...): nothing here may take a minute, and nothing may need another test.
+function(laneway_test name)
+  add_test(NAME ${name} COMMAND ${ARGN})
+  set_tests_properties(${name} PROPERTIES TIMEOUT 120 ENVIRONMENT "RUST_BACKTRACE=0")
+endfunction()
+
+# laneway_suite(<name> <library> <source>): the program plainly, and under valgrind unless it has sanitizers.
+function(laneway_suite name library source)
+  laneway_program(${name} ${library} ${source})
+  laneway_test(${name} ${name})
+  if(VALGRIND AND NOT LANEWAY_SANITIZE)
+    laneway_test(${name}_valgrind ${CMAKE_COMMAND} -E env LD_PRELOAD=$<TARGET_FILE:missing_calls> ${valgrind_run} $<TARGET_FILE:${name}>)
+  endif()
+endfunction()

@@ -1,2 +1,0 @@
-//! The `laneway` program.
-fn main() {}

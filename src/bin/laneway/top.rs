@@ -1,0 +1,168 @@
+//! `laneway top`: what a broker knows of everybody, live.
+
+use crate::args::{Command, Flag, Options, print};
+use crate::broker::endpoints;
+use crate::table::table;
+use laneway::base::{Error, Result, Status};
+use laneway::exchange::ask;
+use laneway::os::process;
+use serde_json::Value;
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+pub const COMMAND: Command = Command {
+    name: "top",
+    about: "Show students, workers and their rates, live\n\n\
+        `slow` marks a worker that takes more than 4 times as long for a sample as the median of its generation's workers,\n\
+        `silent` a peer that has not reported for 3 s, `stopped` one whose process is stopped.",
+    flags: &[
+        Flag { name: "--dir", value: Some("DIR"), help: "where the broker's sockets are (default: $LANEWAY_DIR, /tmp/laneway-<uid>)" },
+        Flag { name: "--frontend", value: Some("ENDPOINT"), help: "the broker's frontend" },
+        Flag { name: "--once", value: None, help: "once, not live" },
+        Flag { name: "--json", value: None, help: "the broker's statistics as one line of JSON" },
+        Flag { name: "--interval", value: Some("SECONDS"), help: "between two looks (default: 1)" },
+    ],
+    run,
+};
+
+/// A peer reports each second: whoever has missed three is silent.
+const SILENT_S: f64 = 3.0;
+
+/// How many times slower than the median is slow.
+const SLOW: f64 = 4.0;
+
+fn run(options: &Options) -> Result<ExitCode> {
+    let frontend = endpoints(options)?.frontend;
+    let interval = options.seconds("--interval")?.unwrap_or(Duration::from_secs(1));
+    if interval < Duration::from_millis(50) {
+        return Err(Error::invalid("--interval: expected at least 0.05 seconds"));
+    }
+    let live = std::io::stdout().is_terminal() && !options.has("--once") && !options.has("--json");
+    loop {
+        let text = ask::stats(&frontend, Instant::now() + Duration::from_secs(2));
+        let shown = match text {
+            Ok(json) if options.has("--json") => json + "\n",
+            Ok(json) => show(&serde_json::from_str(&json).map_err(|e| Error::new(Status::Corrupt, format!("statistics: {e}")))?),
+            // A broker may be restarted while one looks on.
+            Err(e) if live => format!("{e}\n"),
+            Err(e) => return Err(e),
+        };
+        // Home, the text, then whatever is left of the screen before: it does not flicker.
+        let shown = if live { format!("\x1b[H{}\x1b[J", shown.replace('\n', "\x1b[K\n")) } else { shown };
+        let code = print(&shown);
+        if options.has("--once") || code != ExitCode::SUCCESS {
+            return Ok(code);
+        }
+        std::thread::sleep(interval);
+    }
+}
+
+fn show(stats: &Value) -> String {
+    let broker = &stats["broker"];
+    let mut text = format!(
+        "laneway {}, broker {} on {}, up {:.0} s: {} students, {} workers, {} pairs\n",
+        word(&stats["version"]),
+        word(&stats["pid"]),
+        word(&stats["host"]),
+        broker["uptime_s"].as_f64().unwrap_or(0.0),
+        word(&broker["students"]),
+        word(&broker["workers"]),
+        word(&broker["pairs"]),
+    );
+    for model in list(&stats["models"]) {
+        text += &format!("group {}: generation {}, model {}\n", word(&model["group"]), word(&model["generation"]), word(&model["id"]));
+    }
+    let counter = |peer: &Value, name: &str| word(&peer["report"]["counters"][name]);
+    let student = |s: &Value| {
+        let name = format!("{}/{} {}", word(&s["group"]), word(&s["rank"]), word(&s["role"]));
+        let window = ["in_flight", "slots"].map(|n| counter(s, n)).join("/");
+        let (delivered, generation) = (counter(s, "delivered"), counter(s, "generation"));
+        vec![name, word(&s["pid"]), word(&s["lane"]), word(&s["seated"]), window, delivered, rate(s), generation, state(s, None)]
+    };
+    let headings = ["STUDENT", " PID", " LANE", " WORKERS", " IN FLIGHT", " DELIVERED", " RATE/S", " GENERATION", "STATE"];
+    text += "\n";
+    text += &table(&headings, &list(&stats["students"]).map(student).collect::<Vec<_>>());
+    let worker = |w: &Value| {
+        let batch_ms = w["report"]["counters"]["batch_ns"].as_f64().map_or("-".into(), |ns| format!("{:.1}", ns / 1e6));
+        let (made, generation) = (counter(w, "made"), counter(w, "generation"));
+        vec![word(&w["worker_id"]), word(&w["pid"]), word(&w["seated"]), batch_ms, made, rate(w), generation, state(w, median_ms(stats, w))]
+    };
+    let headings = ["WORKER", " PID", " STUDENTS", " BATCH MS", " MADE", " RATE/S", " GENERATION", "STATE"];
+    text += "\n";
+    text += &table(&headings, &list(&stats["workers"]).map(worker).collect::<Vec<_>>());
+    text
+}
+
+fn list(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
+/// A value as a cell: what is unknown is a dash, and nothing may move the cursor.
+fn word(value: &Value) -> String {
+    match value {
+        Value::Null => "-".into(),
+        Value::String(s) => s.chars().take(60).map(|c| if c.is_control() { '?' } else { c }).collect(),
+        Value::Number(n) if n.is_f64() => format!("{:.1}", n.as_f64().unwrap_or(0.0)),
+        other => other.to_string(),
+    }
+}
+
+fn rate(peer: &Value) -> String {
+    peer["report"]["rate"].as_f64().map_or("-".into(), |r| format!("{r:.1}"))
+}
+
+/// Milliseconds for one sample, from the last batch and the mean number of samples in one.
+fn sample_ms(worker: &Value) -> Option<f64> {
+    let counter = |name: &str| worker["report"]["counters"][name].as_f64();
+    let samples = counter("made")? / counter("batches")?.max(1.0);
+    Some(counter("batch_ns")? / 1e6 / samples.max(1.0))
+}
+
+/// The median of that over the workers that have made something with a model of the same generation.
+fn median_ms(stats: &Value, worker: &Value) -> Option<f64> {
+    let generation = |w: &Value| w["report"]["counters"]["generation"].clone();
+    let made = |w: &&Value| w["report"]["counters"]["batches"].as_u64() > Some(0) && generation(w) == generation(worker);
+    let mut times: Vec<_> = list(&stats["workers"]).filter(made).filter_map(sample_ms).collect();
+    times.sort_by(f64::total_cmp);
+    times.get(times.len().checked_sub(1)? / 2).copied()
+}
+
+fn state(peer: &Value, median_ms: Option<f64>) -> String {
+    let pid = peer["pid"].as_u64().and_then(|p| u32::try_from(p).ok());
+    let silent = peer["report"]["silent_s"].as_f64();
+    let slow = sample_ms(peer).zip(median_ms).is_some_and(|(mine, median)| mine > SLOW * median);
+    match (pid.is_some_and(process::is_stopped), silent, slow) {
+        (true, ..) => "stopped".into(),
+        (_, Some(s), _) if s > SILENT_S => format!("silent {s:.0} s"),
+        (_, _, true) => "slow".into(),
+        (_, None, _) => "new".into(),
+        _ => "ok".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn worker(id: i64, batch_ms: u64, silent_s: f64) -> Value {
+        let counters = json!({"made": 40, "batches": 10, "batch_ns": batch_ms * 1_000_000, "generation": 3});
+        json!({"worker_id": id, "pid": 4_000_000, "seated": 1, "report": {"counters": counters, "rate": 2.0, "silent_s": silent_s}})
+    }
+
+    #[test]
+    fn slow_and_silent_workers_are_marked() {
+        let stats = json!({"broker": {}, "students": [], "models": [], "workers": [worker(1, 8, 0.1), worker(2, 8, 9.0), worker(3, 100, 0.1)]});
+        let shown = show(&stats);
+        let line = |id: &str| shown.lines().find(|l| l.starts_with(id)).unwrap().to_owned();
+        assert!(line("1 ").ends_with(" ok"), "{shown}");
+        assert!(line("2 ").contains("silent 9 s"), "{shown}");
+        assert!(line("3 ").ends_with(" slow"), "{shown}");
+    }
+
+    #[test]
+    fn what_peers_say_cannot_move_the_cursor() {
+        assert_eq!(word(&json!("\x1b[2Jx")), "?[2Jx");
+    }
+}

@@ -1,0 +1,32 @@
+//! The C API: the only `extern "C"` of the library, one file a noun, mirrored in `include/laneway.h`.
+//!
+//! The documentation of each noun (the `//!` lines of its file) and of each item becomes the header's, so it speaks C.
+//! `tests/header.rs` writes the header and fails when the one checked in differs.
+//!
+//! Rules for a function here: its whole body sits in [`guard::guard`], so no panic crosses; pointers are checked by
+//! [`arg`] before anything is done; out-parameters come last and are written only on success, except lengths, which
+//! also say how much room was needed; whatever is kept is copied or reference-counted.
+#![expect(non_camel_case_types, reason = "these names are the C ones")]
+#![expect(clippy::missing_safety_doc, reason = "the documentation is the C header's, whose rules for pointers stand at its top and with each function")]
+
+mod arg;
+mod guard;
+
+pub mod status;
+pub mod version;
+
+pub mod log;
+
+pub mod layout;
+
+pub mod medium;
+
+pub mod broker;
+
+pub mod student;
+
+pub mod worker;
+
+mod callback_medium;
+mod dlpack;
+mod open_tasks;

@@ -1,0 +1,117 @@
+//! What the pointers in an `lw_task` point to, for as long as they must stay valid.
+
+use super::layout::lw_layout;
+use super::worker::lw_task;
+use crate::base::{Error, Layout, Result};
+use crate::exchange::message::Model;
+use crate::exchange::worker::Task;
+use std::collections::HashMap;
+use std::ffi::c_char;
+use std::ptr;
+use std::sync::Arc;
+
+/// A model's texts with a NUL behind each.
+struct ModelText {
+    /// Held so that its address, by which it is found again, is not given to another.
+    model: Arc<Model>,
+    id: Vec<u8>,
+    config: Option<Vec<u8>>,
+}
+
+impl ModelText {
+    fn new(model: &Arc<Model>) -> ModelText {
+        let terminated = |text: &str| [text.as_bytes(), b"\0"].concat();
+        ModelText { model: Arc::clone(model), id: terminated(&model.id), config: model.config.as_deref().map(terminated) }
+    }
+}
+
+struct Open {
+    _model: Arc<ModelText>,
+    layout: Arc<lw_layout>,
+}
+
+/// The open tasks of one worker.
+#[derive(Default)]
+pub(super) struct OpenTasks {
+    open: HashMap<u64, Open>,
+    /// The last model: nearly always the next task's, too.
+    model: Option<Arc<ModelText>>,
+    /// Every layout seen, the last used in front: there are as many as kinds of students, and tasks point to them.
+    layouts: Vec<Arc<lw_layout>>,
+}
+
+impl OpenTasks {
+    /// Opens a task and gives C's form of it.
+    pub(super) fn add(&mut self, task: &Task) -> Result<lw_task> {
+        let (model, layout) = (self.model_text(&task.model), self.layout_for(&task.layout)?);
+        let text = |bytes: &Vec<u8>| (bytes.as_ptr().cast::<c_char>(), bytes.len() - 1);
+        let (model_id, model_id_len) = text(&model.id);
+        let (model_config, model_config_len) = model.config.as_ref().map_or((ptr::null(), 0), text);
+        let task = lw_task {
+            data: task.data.cast(),
+            capacity: task.capacity as u64,
+            id: task.id,
+            lane: task.lane,
+            step: task.step,
+            seed: task.seed,
+            generation: task.generation,
+            model_id,
+            model_id_len,
+            model_config,
+            model_config_len,
+            layout: Arc::as_ptr(&layout),
+            attempt: task.attempt,
+            reserved: 0,
+        };
+        self.open.insert(task.id, Open { _model: model, layout });
+        Ok(task)
+    }
+
+    fn model_text(&mut self, model: &Arc<Model>) -> Arc<ModelText> {
+        match &self.model {
+            Some(text) if Arc::ptr_eq(&text.model, model) => Arc::clone(text),
+            _ => Arc::clone(self.model.insert(Arc::new(ModelText::new(model)))),
+        }
+    }
+
+    fn layout_for(&mut self, layout: &Arc<Layout>) -> Result<Arc<lw_layout>> {
+        let same = |l: &Arc<lw_layout>| Arc::ptr_eq(&l.layout, layout) || l.layout == *layout;
+        let i = match self.layouts.iter().position(same) {
+            Some(i) => i,
+            None => {
+                self.layouts.push(Arc::new(lw_layout::new(Arc::clone(layout))?));
+                self.layouts.len() - 1
+            }
+        };
+        self.layouts.swap(0, i);
+        Ok(Arc::clone(&self.layouts[0]))
+    }
+
+    fn get(&self, id: u64) -> Result<&Open> {
+        self.open.get(&id).ok_or_else(|| Error::invalid(format!("task {id} is not open; it was committed or failed before, or is not this worker's")))
+    }
+
+    /// The layout of an open task.
+    pub(super) fn layout(&self, id: u64) -> Result<Arc<lw_layout>> {
+        self.get(id).map(|open| Arc::clone(&open.layout))
+    }
+
+    /// Bytes of all tensors of an open task.
+    pub(super) fn nbytes(&self, id: u64) -> Result<usize> {
+        self.get(id).map(|open| open.layout.layout.nbytes())
+    }
+
+    /// Closes all these tasks, each of which `check` gets with its index and bytes; or, if one is not open, is named twice, or does not pass, none.
+    pub(super) fn close_all(&mut self, ids: impl IntoIterator<Item = u64>, mut check: impl FnMut(usize, usize) -> Result<()>) -> Result<()> {
+        let mut closed = Vec::new();
+        for (i, id) in ids.into_iter().enumerate() {
+            let outcome = self.nbytes(id).and_then(|nbytes| check(i, nbytes));
+            if let Err(error) = outcome {
+                self.open.extend(closed);
+                return Err(error);
+            }
+            closed.extend(self.open.remove_entry(&id));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,645 @@
+//! A student: owns the memory, asks for samples by opening tickets, takes them in order, and cleans up after workers that die.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | [`window`](self) `window.rs` | tickets in flight: opening, fencing, collecting, failing |
+//! | `deaths.rs` | how often a ticket's worker has died |
+//! | `held.rs` | samples that the trainer still looks at |
+//! | `seats.rs` | who sits in the segment, and ringing them |
+//! | `sweeper.rs` | two native threads: deaths, suspicion, and memory that becomes free again |
+
+mod deaths;
+mod held;
+mod options;
+mod seats;
+mod stats;
+mod sweeper;
+mod window;
+
+pub use options::{Numbering, StudentOptions};
+pub use stats::StudentStats;
+
+use crate::base::{Error, Result, Status};
+use crate::exchange::broker::spawn_embedded;
+use crate::exchange::link::{Hello, Link, Peer};
+use crate::exchange::message::{Model, StudentIntro, Uuid, WorkerIntro};
+use crate::exchange::spin::Spin;
+use crate::medium::Owned;
+use crate::os::clock::{self, Nanos};
+use crate::os::event::Event;
+use crate::os::{futex, process};
+use crate::segment::bell;
+use crate::segment::cell::CellState;
+use crate::segment::group::GroupPage;
+use crate::segment::layout::Sizes;
+use crate::segment::region::Segment;
+use deaths::Deaths;
+use held::Held;
+use seats::Seats;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+use sweeper::Sweeper;
+use window::{Collected, Window};
+
+/// How long a sleeping student waits before it looks at the generation again while no model is set yet.
+const NO_MODEL_SLICE: Duration = Duration::from_millis(5);
+
+/// Generations that `set_model` passes over, at most, because leaders that died had begun them.
+const MOST_SKIPPED: u64 = 1000;
+/// How long a leader that starts again waits for its group's current model.
+const MODEL_PATIENCE: Duration = Duration::from_millis(200);
+
+/// A sample as `next` delivers it. It comes with one reference: pass it to `release` when no view of it is left.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample {
+    /// Where it lies; with `serial` it names the sample.
+    pub slot: u32,
+    /// Different for every delivery.
+    pub serial: u64,
+    /// The ticket's lane.
+    pub lane: u64,
+    /// The ticket's step.
+    pub step: u64,
+    /// The ticket's seed.
+    pub seed: u64,
+    /// The model generation that made it.
+    pub generation: u64,
+    /// Its number in this student's order of asking.
+    pub position: u64,
+    /// The bytes: aligned to 64, readable until the last reference is released.
+    pub data: *const u8,
+    /// How many bytes the worker wrote.
+    pub len: usize,
+    /// True if it is a private copy (no slot could be spared, or the medium has no memory of its own).
+    pub copied: bool,
+}
+
+/// One reference to a sample; dropping it gives the reference back, on any thread, and does nothing in a forked child.
+pub struct Hold {
+    inner: Arc<Inner>,
+    slot: u32,
+    serial: u64,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if let Err(e) = self.inner.release(self.slot, self.serial) {
+            tracing::error!("giving a reference back: {e}");
+        }
+        if process::fork_depth() != self.inner.forks {
+            // The last of them would close what belongs to the parent.
+            std::mem::forget(self.inner.clone());
+        }
+    }
+}
+
+/// What views, threads and the link share. It lives as long as any of them.
+pub(crate) struct Inner {
+    options: StudentOptions,
+    group_name: String,
+    lane: u64,
+    forks: u32,
+    segment: Segment,
+    medium: Owned,
+    group: OnceLock<GroupPage>,
+    /// The page's descriptor, offered again to a broker that has lost it.
+    group_fd: OnceLock<OwnedFd>,
+    link: OnceLock<Weak<Link>>,
+    window: Mutex<Window>,
+    held: Held,
+    deaths: Deaths,
+    seats: Seats,
+    stats: stats::Counters,
+    spin: Spin,
+    /// How many threads wait in `next`.
+    waiters: AtomicU32,
+    cancelled: AtomicBool,
+    closed: AtomicBool,
+    owns_lane: AtomicBool,
+    model: Mutex<Option<(u64, Arc<Model>)>>,
+    /// Rung when the sweeper has something to look at.
+    sweep_word: AtomicU32,
+    /// Wakes the thread that polls pidfds.
+    watch_event: Event,
+    /// Longer than this, in nanoseconds, and a claim is suspected.
+    suspect_after: AtomicU64,
+    ready_event: OnceLock<Event>,
+}
+
+/// A student's handle. Its methods may be called from several threads.
+pub struct Student {
+    inner: Arc<Inner>,
+    link: Mutex<Option<Arc<Link>>>,
+    sweeper: Mutex<Option<Sweeper>>,
+    /// References that `next` and `retain` gave out and `release` has not taken back; a [`Hold`] gives its own back.
+    loose: AtomicI64,
+}
+
+impl Student {
+    /// Makes the memory, registers with the broker, and returns once that is done or `deadline` has passed. No ticket is opened yet.
+    pub fn open(options: StudentOptions, deadline: Nanos) -> Result<Student> {
+        options.check()?;
+        let lane = options.numbering.lane();
+        GroupPage::check_lane(lane)?;
+        let group_name = options.group_name();
+        let slots = options.total_slots()?;
+        let sizes = Sizes {
+            seats: options.max_workers,
+            cells: options.cells(),
+            slots,
+            sample_bytes: options.layout.nbytes() as u64,
+            slot_stride: 0,
+            layout_hash: options.layout.hash(),
+        };
+        let mut options = options;
+        let choice = std::mem::replace(&mut options.medium, crate::medium::MediumChoice::Shm);
+        let medium = Owned::new(choice.create(slots, options.layout.nbytes())?);
+        let slots = slots.min(medium.slot_count());
+        if slots <= options.slot_count {
+            let message = format!(
+                "medium '{}' has {} slots; slot_count={} needs at least {} (and each worker another {})",
+                medium.kind(),
+                medium.slot_count(),
+                options.slot_count,
+                options.slot_count + 1,
+                options.max_batch
+            );
+            return Err(Error::invalid(message));
+        }
+        medium.reserve(options.slot_count)?;
+        let (segment, segment_fd) = Segment::create(&Sizes { slots, slot_stride: medium.slot_stride() as u64, ..sizes })?;
+        segment.hot().active_slots.0.store(options.slot_count, Ordering::Release);
+        let payload = medium.share().map(|fd| fd.try_clone_to_owned()).transpose().map_err(|e| Error::io("duplicating a descriptor", e))?;
+        if options.embedded_broker {
+            spawn_embedded(&options.endpoints)?;
+        }
+        let intro = StudentIntro {
+            uuid: Uuid(segment.uuid()),
+            pid: process::pid(),
+            group: group_name.clone(),
+            rank: options.numbering.rank,
+            role: options.numbering.role,
+            data_worker: options.numbering.data_worker,
+            data_workers: options.numbering.data_workers,
+            lane,
+            layout: options.layout.to_json(),
+            medium: crate::exchange::message::MediumIntro { kind: medium.kind().to_owned(), buf_name: medium.buf_name().to_owned() },
+            max_workers: options.max_workers,
+            max_batch: options.max_batch,
+            seed: options.seed,
+        };
+        let inner = Arc::new(Inner {
+            window: Mutex::new(Window::new(&segment)),
+            held: Held::new(slots),
+            deaths: Deaths::new(segment.cells().len()),
+            seats: Seats::new(options.max_workers),
+            stats: stats::Counters::default(),
+            spin: Spin::new(options.spin_us),
+            waiters: AtomicU32::new(0),
+            cancelled: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            owns_lane: AtomicBool::new(false),
+            model: Mutex::new(None),
+            sweep_word: AtomicU32::new(0),
+            watch_event: Event::new()?,
+            suspect_after: AtomicU64::new(window::NEVER_SUSPECT),
+            ready_event: OnceLock::new(),
+            group: OnceLock::new(),
+            group_fd: OnceLock::new(),
+            link: OnceLock::new(),
+            forks: process::fork_depth(),
+            group_name,
+            lane,
+            options,
+            segment,
+            medium,
+        });
+        let sweeper = Sweeper::start(&inner)?;
+        let student = Student { inner: inner.clone(), link: Mutex::new(None), sweeper: Mutex::new(Some(sweeper)), loose: AtomicI64::new(0) };
+        let peer = Arc::new(StudentPeer { inner: inner.clone() });
+        let link = Link::connect(&inner.options.endpoints, Hello::Student { intro, segment: segment_fd, payload }, peer, clock::instant(deadline))?;
+        if inner.group.get().is_none() {
+            return Err(Error::new(Status::Refused, "the broker sent no group page; do student and broker have the same version?"));
+        }
+        let link = Arc::new(link);
+        let _ = inner.link.set(Arc::downgrade(&link));
+        inner.remember_model(&link);
+        *student.link.lock().unwrap_or_else(PoisonError::into_inner) = Some(link);
+        Ok(student)
+    }
+
+    fn check(&self) -> Result<()> {
+        self.inner.check()
+    }
+
+    fn link(&self) -> Result<Arc<Link>> {
+        let link = self.link.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        link.ok_or_else(|| Error::new(Status::Closed, "this student is closed"))
+    }
+
+    /// Makes `model` the group's model and returns its generation, which is higher than all before: after that no sample of an older one is delivered by any rank,
+    /// and no ticket is skipped. Only the leader (rank 0, role client) may. Waits for the broker until `deadline`.
+    pub fn set_model(&self, model: Model, deadline: Nanos) -> Result<u64> {
+        self.check()?;
+        if !self.inner.options.numbering.leads() {
+            let message = format!(
+                "only rank 0 may set the model; this is rank {}: call start_sub_listener() or nothing there",
+                self.inner.options.numbering.rank
+            );
+            return Err(Error::new(Status::NotLeader, message));
+        }
+        let link = self.link()?;
+        let model = Arc::new(model);
+        let mut skipped = 0;
+        loop {
+            let from = self.inner.page().generation();
+            let to = from + 1 + skipped;
+            match link.set_model(&self.inner.group_name, to, &model, clock::instant(deadline)) {
+                Ok(()) => {}
+                // A leader that died, or gave up waiting, before it raised the generation has left another model under this number. Nobody can have used it.
+                Err(e) if matches!(e.status, Status::InUse | Status::Stale) && skipped < MOST_SKIPPED => {
+                    skipped += 1;
+                    continue;
+                }
+                Err(e) => return Err(e),
+            }
+            // Kept before the fence falls, so that a broker that starts right now learns of it from us.
+            *self.inner.model.lock().unwrap_or_else(PoisonError::into_inner) = Some((to, model.clone()));
+            if self.inner.page().raise(from, to) {
+                tracing::info!(generation = to, "model '{}' set for group {}", super::short(&model.id), self.inner.group_name);
+                self.inner.refresh();
+                return Ok(to);
+            }
+        }
+    }
+
+    /// Appends 1 to `max` samples to `out`: those that are there now, or, if none is, the next one once it comes. Opens tickets as needed.
+    ///
+    /// `Timeout` leaves the ticket open for the next call; `TaskFailed` consumes the ticket that it names.
+    pub fn next(&self, max: usize, out: &mut Vec<Sample>, deadline: Nanos) -> Result<()> {
+        self.check()?;
+        if max == 0 {
+            return Err(Error::invalid("max must be at least 1"));
+        }
+        let before = out.len();
+        let outcome = self.inner.next(max, out, deadline);
+        self.loose.fetch_add((out.len() - before) as i64, Ordering::Relaxed);
+        outcome
+    }
+
+    /// Another reference to a sample that has one.
+    pub fn retain(&self, slot: u32, serial: u64) -> Result<()> {
+        self.inner.retain(slot, serial)?;
+        self.loose.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Gives references back; a sample whose last one goes may be overwritten. Works after `close`. In a forked child it does nothing.
+    pub fn release(&self, refs: &[(u32, u64)]) -> Result<()> {
+        refs.iter().try_for_each(|(slot, serial)| {
+            self.inner.release(*slot, *serial)?;
+            self.loose.fetch_sub(1, Ordering::Relaxed);
+            Ok(())
+        })
+    }
+
+    /// A reference that keeps a sample and its memory alive on its own, even after this handle is gone.
+    pub fn hold(&self, slot: u32, serial: u64) -> Result<Hold> {
+        self.inner.retain(slot, serial)?;
+        Ok(Hold { inner: self.inner.clone(), slot, serial })
+    }
+
+    /// Tickets from `step` on are undelivered again and will be made anew; `step` is at most the cursor. For loaders that dropped what they had.
+    pub fn rewind(&self, step: u64) -> Result<()> {
+        self.check()?;
+        self.inner.rewind(step)
+    }
+
+    /// The group's generation now; 0: no model was set yet. Works in a forked child.
+    pub fn generation(&self) -> u64 {
+        self.inner.page().generation()
+    }
+
+    /// The lane of this student's tickets.
+    pub fn lane(&self) -> u64 {
+        self.inner.lane
+    }
+
+    /// The group's name.
+    pub fn group(&self) -> &str {
+        &self.inner.group_name
+    }
+
+    /// The step of the sample that `next` delivers next.
+    pub fn cursor(&self) -> u64 {
+        self.inner.page().cursor(self.inner.lane)
+    }
+
+    /// The tensors of a sample.
+    pub fn layout(&self) -> &Arc<crate::base::Layout> {
+        &self.inner.options.layout
+    }
+
+    /// Numbers now.
+    pub fn stats(&self) -> StudentStats {
+        self.inner.snapshot()
+    }
+
+    /// The broker's statistics as JSON.
+    pub fn broker_stats(&self, deadline: Nanos) -> Result<String> {
+        self.check()?;
+        self.link()?.broker_stats(clock::instant(deadline))
+    }
+
+    /// The session number and the host that the broker named at registration.
+    pub fn registration(&self) -> Result<(u64, String)> {
+        let link = self.link()?;
+        Ok((link.session(), link.host()))
+    }
+
+    /// A descriptor that polls readable while a sample is ready; it belongs to this handle. Tickets must have been opened by a `next` before.
+    pub fn fd(&self) -> Result<RawFd> {
+        self.check()?;
+        if self.inner.ready_event.get().is_none() {
+            let _ = self.inner.ready_event.set(Event::new()?);
+            let sweeper = self.sweeper.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(sweeper) = sweeper.as_ref() {
+                sweeper.start_herald(&self.inner)?;
+            }
+        }
+        Ok(self.inner.ready_event.get().expect("just set").as_fd().as_raw_fd())
+    }
+
+    /// Ends a wait in `next`, now or the next one, with `Interrupted`. Async-signal-safe.
+    pub fn cancel(&self) {
+        self.inner.cancelled.store(true, Ordering::SeqCst);
+        futex::ring(&self.inner.segment.hot().bell.word);
+    }
+
+    /// Cancels what is queued, leaves the broker and ends the threads. Samples held stay readable. Calling it again does nothing.
+    pub fn close(&self) {
+        if process::fork_depth() != self.inner.forks {
+            return;
+        }
+        if !self.inner.closed.swap(true, Ordering::SeqCst) {
+            self.inner.segment.hot().state.0.store(2, Ordering::SeqCst);
+            self.inner.withdraw_all();
+            self.inner.seats.ring_all();
+            self.inner.give_up();
+        }
+        futex::ring(&self.inner.segment.hot().bell.word);
+        let link = self.link.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(link);
+        let sweeper = self.sweeper.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(sweeper);
+    }
+}
+
+/// The memory of students that were dropped while samples of theirs were held, until the process ends.
+static KEPT: Mutex<Vec<Arc<Inner>>> = Mutex::new(Vec::new());
+
+impl Drop for Student {
+    fn drop(&mut self) {
+        if process::fork_depth() != self.inner.forks {
+            // Threads and sockets belong to the parent; touching them here could hang or speak for it.
+            std::mem::forget(self.link.lock().unwrap_or_else(PoisonError::into_inner).take());
+            std::mem::forget(self.sweeper.lock().unwrap_or_else(PoisonError::into_inner).take());
+            std::mem::forget(self.inner.clone());
+            return;
+        }
+        self.close();
+        if self.loose.load(Ordering::Relaxed) > 0 {
+            // Somebody still reads samples whose references nobody can give back any more: their memory must stay.
+            KEPT.lock().unwrap_or_else(PoisonError::into_inner).push(self.inner.clone());
+        }
+    }
+}
+
+impl Inner {
+    /// What others may have from here on: the lane, and the medium's name. Memory stays as long as it is looked at.
+    fn give_up(&self) {
+        if let Some(page) = self.group.get().filter(|_| self.owns_lane.swap(false, Ordering::AcqRel)) {
+            page.disown_lane(self.lane);
+        }
+        self.medium.unlink();
+    }
+
+    fn check(&self) -> Result<()> {
+        if process::fork_depth() != self.forks {
+            return Err(Error::new(Status::Forked, "this student was opened by the parent process: open one here instead"));
+        }
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(Error::new(Status::Closed, "this student is closed"));
+        }
+        Ok(())
+    }
+
+    /// A leader that continues where another process stopped keeps its group's current model, to offer it to the next broker.
+    fn remember_model(&self, link: &Link) {
+        let generation = self.page().generation();
+        if self.options.numbering.leads() && generation > 0 {
+            match link.get_model(&self.group_name, generation, std::time::Instant::now() + MODEL_PATIENCE) {
+                Ok(model) => *self.model.lock().unwrap_or_else(PoisonError::into_inner) = Some((generation, model)),
+                Err(e) => tracing::info!("the model of generation {generation} is not known any more ({e}): set_model sets another one"),
+            }
+        }
+    }
+
+    fn page(&self) -> &GroupPage {
+        self.group.get().expect("set when the broker's JOINED arrived, before open returned")
+    }
+
+    fn next(&self, max: usize, out: &mut Vec<Sample>, deadline: Nanos) -> Result<()> {
+        loop {
+            let found = self.window().collect(self, max, out)?;
+            let wanted = match found {
+                Collected::Some => return Ok(()),
+                Collected::Wait { wanted } => wanted,
+            };
+            if self.cancelled.swap(false, Ordering::SeqCst) {
+                return Err(Error::new(Status::Interrupted, "the wait for a sample was cancelled"));
+            }
+            self.check()?;
+            let left = clock::left(deadline);
+            if left.is_zero() {
+                return Err(self.timeout_error());
+            }
+            self.wait(wanted, left);
+        }
+    }
+
+    /// Spins, then sleeps, until `wanted` (a position; `None`: any) may be there.
+    fn wait(&self, wanted: Option<u64>, left: Duration) {
+        let hot = self.segment.hot();
+        let there = || match wanted {
+            Some(position) => self.segment.cell(position).word().state() == CellState::Full,
+            None => self.any_full(),
+        };
+        if self.spin.until(left, there) {
+            return;
+        }
+        let announced = match wanted {
+            Some(position) if self.waiters.fetch_add(1, Ordering::SeqCst) == 0 => position + 1,
+            Some(_) => bell::ANY,
+            None => {
+                self.waiters.fetch_add(1, Ordering::SeqCst);
+                bell::ANY
+            }
+        };
+        let value = hot.bell.prepare(announced);
+        let no_model = self.page().generation() == 0;
+        if !there() && !self.cancelled.load(Ordering::SeqCst) && !self.closed.load(Ordering::SeqCst) {
+            self.stats.sleeps.fetch_add(1, Ordering::Relaxed);
+            futex::wait(&hot.bell.word, value, if no_model { left.min(NO_MODEL_SLICE) } else { left });
+        }
+        if self.waiters.fetch_sub(1, Ordering::SeqCst) == 1 {
+            hot.bell.awake();
+        }
+    }
+
+    /// Whether `next` would give something now: in order, the oldest ticket counts alone.
+    fn is_ready(&self) -> bool {
+        if self.options.arrival_order {
+            return self.any_full();
+        }
+        let hot = self.segment.hot();
+        let (oldest, opened) = (hot.oldest.0.load(Ordering::Acquire), hot.opened.0.load(Ordering::Acquire));
+        let cell = self.segment.cell(oldest);
+        let word = cell.word();
+        let exhausted = || cell.ticket(word).is_some_and(|t| self.exhausted(self.segment.cell_index(oldest), word, t.attempt).is_some());
+        oldest < opened && (word.state() == CellState::Full || exhausted())
+    }
+
+    /// The descriptor of `fd` stays readable only while a sample is ready. One that comes just after the look sets it again.
+    fn settle_event(&self) {
+        if let Some(event) = self.ready_event.get().filter(|_| !self.is_ready()) {
+            event.clear();
+            if self.is_ready() {
+                event.set();
+            }
+        }
+    }
+
+    fn any_full(&self) -> bool {
+        let hot = self.segment.hot();
+        let (oldest, opened) = (hot.oldest.0.load(Ordering::Relaxed), hot.opened.0.load(Ordering::Relaxed));
+        (oldest..opened).any(|p| self.segment.cell(p).word().state() == CellState::Full)
+    }
+
+    fn timeout_error(&self) -> Error {
+        let why = if self.page().generation() == 0 {
+            "no model is set yet (rank 0 calls set_model)".to_owned()
+        } else {
+            match self.seats.taken() {
+                0 => "no worker is attached: is one running, with the same layout, on this broker?".to_owned(),
+                n => format!("{n} worker(s) attached are still making it"),
+            }
+        };
+        Error::new(Status::Timeout, format!("no sample within the time allowed: {why}"))
+    }
+
+    fn retain(&self, slot: u32, serial: u64) -> Result<()> {
+        self.held.retain(slot, serial)
+    }
+
+    pub(crate) fn release(&self, slot: u32, serial: u64) -> Result<()> {
+        if process::fork_depth() != self.forks {
+            return Ok(());
+        }
+        if self.held.release(slot, serial)? {
+            self.segment.slots()[slot as usize].let_go();
+            self.held.gone();
+        }
+        Ok(())
+    }
+
+    fn window(&self) -> std::sync::MutexGuard<'_, Window> {
+        self.window.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens outstanding tickets anew if the generation was raised, unless a `next` is at it.
+    fn refresh(&self) {
+        if let Ok(mut window) = self.window.try_lock() {
+            window.refresh(self);
+        }
+    }
+
+    fn withdraw_all(&self) {
+        self.window().withdraw_all(self);
+    }
+
+    fn rewind(&self, step: u64) -> Result<()> {
+        self.window().rewind(self, step)
+    }
+
+    /// Wakes workers for `opened` new tickets. Call after the cells were opened.
+    fn ring_workers(&self, opened: u32) {
+        bell::opened();
+        self.seats.ring_idle(&self.segment, opened, &self.stats);
+    }
+}
+
+/// The link's view of a student.
+struct StudentPeer {
+    inner: Arc<Inner>,
+}
+
+impl Peer for StudentPeer {
+    fn joined(&self, group_page: Option<OwnedFd>, _epoch: u64) {
+        let Some(fd) = group_page else { return };
+        match GroupPage::map(fd.as_fd()) {
+            Ok(page) => {
+                let uuid = page.uuid();
+                if let Some(had) = self.inner.group.get().filter(|had| had.uuid() != uuid) {
+                    // Only if a new broker met a newcomer before any of the old students: nothing can merge two pages, so say it.
+                    tracing::error!(
+                        "the broker has another group page ({uuid:032x}) than this student ({:032x}): restart the job's students together",
+                        had.uuid()
+                    );
+                } else {
+                    // Before anybody here can open a ticket: generations are numbers of this page.
+                    self.inner.segment.hot().group.set(uuid);
+                    let _ = self.inner.group.set(page);
+                    let _ = self.inner.group_fd.set(fd);
+                }
+            }
+            Err(e) => tracing::error!("{e}"),
+        }
+    }
+
+    fn seat(&self, worker: WorkerIntro, pidfd: OwnedFd, bell: OwnedFd) -> Result<u32> {
+        let seat = self.inner.seat(worker, pidfd, bell)?;
+        self.inner.watch_event.set();
+        futex::ring(&self.inner.sweep_word);
+        Ok(seat)
+    }
+
+    fn gone(&self, uuid: Uuid) {
+        self.inner.seats.hint_gone(uuid.0);
+        futex::ring(&self.inner.sweep_word);
+    }
+
+    fn model_hint(&self, _group: &str, _generation: u64) {
+        self.inner.refresh();
+    }
+
+    fn group_page(&self) -> Option<OwnedFd> {
+        self.inner.group_fd.get().and_then(|fd| fd.try_clone().ok())
+    }
+
+    fn current_model(&self) -> Option<(u64, Arc<Model>)> {
+        self.inner.model.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn refused(&self, error: Error) {
+        tracing::warn!("refused: {error}");
+    }
+}
+
+/// Orders a sample's loads before the last look at the generation.
+fn read_generation_last(page: &GroupPage) -> u64 {
+    fence(Ordering::SeqCst);
+    page.generation()
+}

@@ -1,0 +1,159 @@
+//! One student's segment and medium, seen from a worker's seat.
+
+use crate::base::{Error, Layout, Result, Status};
+use crate::exchange::message::StudentIntro;
+use crate::medium::{self, Attach, Medium};
+use crate::os::clock::{self, Nanos};
+use crate::os::process;
+use crate::segment::cell::{CellState, CellWord};
+use crate::segment::region::Segment;
+use crate::segment::seat::{Seat, SeatState};
+use crate::segment::slot::SlotWord;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
+
+pub struct Attachment {
+    pub student: StudentIntro,
+    pub seat: u32,
+    pub segment: Segment,
+    pub medium: Box<dyn Medium>,
+    pub layout: Arc<Layout>,
+    pub pidfd: OwnedFd,
+    /// The student's process has died: proof.
+    pub dead: AtomicBool,
+    hint: AtomicU32,
+    /// Tickets of this generation are left alone until that time: their model cannot be had now, or no slot is free. 0: none are.
+    blocked_generation: AtomicU64,
+    blocked_until: AtomicI64,
+}
+
+impl Attachment {
+    /// Maps and checks what came through the door. A seat that cannot be used is left, so that the student gets it back.
+    #[expect(clippy::too_many_arguments, reason = "the parts of one ATTACH message and of the worker that got it")]
+    pub fn open(
+        student: StudentIntro,
+        seat: u32,
+        segment: OwnedFd,
+        pidfd: OwnedFd,
+        payload: Option<OwnedFd>,
+        own_uuid: u128,
+        slot_size: u64,
+        custom: &[Box<dyn Attach>],
+    ) -> Result<Attachment> {
+        let layout = Arc::new(Layout::from_json(&student.layout)?);
+        let segment = Segment::open(segment.as_fd(), Some(layout.hash()))?;
+        let place = segment.seats().get(seat as usize).filter(|s| s.uuid() == own_uuid && s.state() == SeatState::Taken);
+        let place = place.ok_or_else(|| Error::new(Status::Refused, format!("seat {seat} of that student is not this worker's")))?;
+        let opened = Attachment::open_medium(&student, &segment, &layout, payload, slot_size, custom);
+        let medium = opened.inspect_err(|_| place.leave())?;
+        Ok(Attachment {
+            student,
+            seat,
+            segment,
+            medium,
+            layout,
+            pidfd,
+            dead: AtomicBool::new(false),
+            hint: AtomicU32::new(seat),
+            blocked_generation: AtomicU64::new(0),
+            blocked_until: AtomicI64::new(0),
+        })
+    }
+
+    fn open_medium(
+        student: &StudentIntro,
+        segment: &Segment,
+        layout: &Layout,
+        payload: Option<OwnedFd>,
+        slot_size: u64,
+        custom: &[Box<dyn Attach>],
+    ) -> Result<Box<dyn Medium>> {
+        let header = segment.header();
+        // What is written is as long as the layout says: all three must be the same, or a write could end beyond its slot.
+        if header.sample_bytes != slot_size || layout.nbytes() as u64 != slot_size {
+            let (segment, layout) = (header.sample_bytes, layout.nbytes());
+            let message = format!("samples of that student have {layout} bytes ({segment} in its segment) and this worker makes {slot_size}");
+            return Err(Error::new(Status::LayoutMismatch, message));
+        }
+        medium::attach(custom, &student.medium.kind, &student.medium.buf_name, payload, header.slots, header.slot_stride as usize)
+    }
+
+    pub fn place(&self) -> &Seat {
+        &self.segment.seats()[self.seat as usize]
+    }
+
+    /// True once the student has closed or died.
+    pub fn is_gone(&self) -> bool {
+        self.dead.load(Ordering::Acquire) || self.segment.hot().state.0.load(Ordering::Acquire) != 1 || self.check_death()
+    }
+
+    /// Asks the kernel.
+    pub fn check_death(&self) -> bool {
+        let dead = process::has_died(self.pidfd.as_fd());
+        if dead {
+            self.dead.store(true, Ordering::Release);
+        }
+        dead
+    }
+
+    /// True while the student serves, as far as this worker has heard; no system call.
+    pub fn is_serving(&self) -> bool {
+        !self.dead.load(Ordering::Relaxed) && self.segment.hot().state.0.load(Ordering::Relaxed) == 1
+    }
+
+    /// The positions that may be open: what the student says, but never more than there are cells.
+    pub fn positions(&self) -> std::ops::Range<u64> {
+        let hot = self.segment.hot();
+        let oldest = hot.oldest.0.load(Ordering::Acquire);
+        let opened = hot.opened.0.load(Ordering::Acquire);
+        oldest..opened.clamp(oldest, oldest.saturating_add(u64::from(self.segment.header().cells)))
+    }
+
+    /// The first OPEN cell's position and word.
+    pub fn first_open(&self) -> Option<(u64, CellWord)> {
+        self.positions().map(|p| (p, self.segment.cell(p).word())).find(|(_, w)| w.state() == CellState::Open)
+    }
+
+    /// The generation of the first open ticket, if the student serves and that generation is not blocked here.
+    pub fn wanted(&self) -> Option<u64> {
+        let (position, word) = self.is_serving().then(|| self.first_open())??;
+        let generation = self.segment.cell(position).ticket(word)?.generation;
+        (!self.is_blocked() || self.blocked_generation.load(Ordering::Relaxed) != generation).then_some(generation)
+    }
+
+    /// Leaves tickets of that generation alone for a while, so that they keep nobody else's waiting.
+    pub fn block(&self, generation: u64, until: Nanos) {
+        self.blocked_generation.store(generation, Ordering::Relaxed);
+        self.blocked_until.store(until, Ordering::Relaxed);
+    }
+
+    /// When the block ends; 0: there is none.
+    pub fn blocked_until(&self) -> Nanos {
+        self.blocked_until.load(Ordering::Relaxed)
+    }
+
+    /// Whether some generation is blocked now.
+    pub fn is_blocked(&self) -> bool {
+        let until = self.blocked_until();
+        until != 0 && clock::now() < until
+    }
+
+    /// Name of the group page that the tickets' generations belong to.
+    pub fn page(&self) -> u128 {
+        self.segment.hot().group.get()
+    }
+
+    /// Takes a FREE slot for this seat.
+    pub fn take_slot(&self) -> Option<(u32, SlotWord)> {
+        let slots = self.segment.slots();
+        let active = self.segment.hot().active_slots.0.load(Ordering::Acquire).min(slots.len() as u32);
+        if active == 0 {
+            return None;
+        }
+        let start = self.hint.load(Ordering::Relaxed) % active;
+        let found = (0..active).map(|i| (start + i) % active).find_map(|i| Some((i, slots[i as usize].take(self.seat)?)))?;
+        self.hint.store(found.0 + 1, Ordering::Relaxed);
+        Some(found)
+    }
+}

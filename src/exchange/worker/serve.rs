@@ -1,0 +1,373 @@
+//! Which student's tickets come next, and the tasks in hand.
+//!
+//! Students share a worker by time: each has a virtual clock that runs while it is served, and the one whose clock is furthest behind is next (start-time
+//! fair queueing: Goyal, Vin, Cheng, SIGCOMM 1996). A student that comes back from silence starts at the others' time, so it cannot claim the past.
+
+use super::attachment::Attachment;
+use super::{Inner, Task};
+use crate::base::{Error, Result, Status};
+use crate::exchange::message::Model;
+use crate::os::clock::{self, Nanos};
+use crate::os::futex;
+use crate::os::memory::AlignedBuf;
+use crate::segment::cell::CellState;
+use crate::segment::slot::{Content, SlotWord};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How long a student's tickets are left alone whose generation the broker does not know yet (its leader is about to say it, or the broker restarts), whose
+/// generation is past (the student has not looked since), or for which no slot is free.
+const MODEL_UNKNOWN: Duration = Duration::from_millis(100);
+const MODEL_PAST: Duration = Duration::from_millis(50);
+const NO_SLOT: Duration = Duration::from_millis(1);
+
+struct Client {
+    attachment: Arc<Attachment>,
+    /// Nanoseconds of service, as the fair queue counts them.
+    served: u64,
+    /// A slot taken for a cell that another worker was faster to claim.
+    spare: Option<(u32, SlotWord)>,
+}
+
+/// What became of an attempt to claim.
+enum Claimed {
+    /// Tasks were claimed, or others were faster.
+    Done,
+    /// Tickets are open, and every slot is in use.
+    NoSlot,
+}
+
+/// A task in hand.
+struct InHand {
+    id: u64,
+    attachment: Arc<Attachment>,
+    cell: u32,
+    version: u64,
+    position: u64,
+    slot: u32,
+    slot_word: SlotWord,
+    claimed_at: u64,
+    /// How many were claimed together: they share the time that they take.
+    together: u64,
+    /// For mediums without memory of their own: the sample is made here and written at commit.
+    scratch: Option<AlignedBuf>,
+}
+
+#[derive(Default)]
+pub struct Serve {
+    clients: Vec<Client>,
+    epoch: u64,
+    tasks: Vec<InHand>,
+    next_id: u64,
+    scratch: Vec<AlignedBuf>,
+    /// Whose tickets are open, and of which generation: scratch space of `turn`.
+    waiting: Vec<(usize, u64)>,
+}
+
+impl Inner {
+    fn serve(&self) -> MutexGuard<'_, Serve> {
+        self.serve.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn take(&self, max: u32, out: &mut Vec<Task>, deadline: Nanos) -> Result<()> {
+        let before = out.len();
+        loop {
+            if self.stopped.load(Ordering::SeqCst) {
+                return Err(Error::new(Status::Closed, "this worker was stopped"));
+            }
+            if self.cancelled.swap(false, Ordering::SeqCst) {
+                return Err(Error::new(Status::Interrupted, "the wait for tasks was cancelled"));
+            }
+            let turn = self.serve().turn(self)?;
+            match &turn {
+                Some((student, generation)) => self.serve_turn(student, *generation, max, out, deadline)?,
+                None if clock::left(deadline).is_zero() => return Err(Error::new(Status::Timeout, self.why_nothing())),
+                None => self.sleep(clock::left(deadline)),
+            }
+            if out.len() > before {
+                self.settle_event();
+                return Ok(());
+            }
+        }
+    }
+
+    /// Fetches the model, which may take a while and is done without the lock, and claims.
+    fn serve_turn(&self, student: &Arc<Attachment>, generation: u64, max: u32, out: &mut Vec<Task>, deadline: Nanos) -> Result<()> {
+        let pause = match self.model(student, generation, deadline) {
+            Ok(model) => match self.serve().claim(self, student, generation, &model, max, out)? {
+                Claimed::Done => return Ok(()),
+                Claimed::NoSlot => NO_SLOT,
+            },
+            Err(e) if e.status == Status::Timeout => MODEL_UNKNOWN,
+            Err(e) if e.status == Status::Stale => MODEL_PAST,
+            Err(e) => return Err(e),
+        };
+        student.block(generation, clock::after(pause));
+        Ok(())
+    }
+
+    /// The descriptor of `fd` stays readable only while a ticket is open. One that is opened just after the look sets it again.
+    fn settle_event(&self) {
+        if let Some(event) = self.ready_event.get().filter(|_| !self.any_open()) {
+            event.clear();
+            if self.any_open() {
+                event.set();
+            }
+        }
+    }
+
+    fn why_nothing(&self) -> String {
+        match self.attached().len() {
+            0 => "no task within the time allowed: no student is attached (its layout must equal this worker's, and the broker must be the same)"
+                .into(),
+            n => format!("no task within the time allowed: {n} student(s) attached ask for nothing now, or no model is set"),
+        }
+    }
+
+    /// Whether a ticket is open that this worker can make now.
+    pub(super) fn any_open(&self) -> bool {
+        self.attachments.read().unwrap_or_else(PoisonError::into_inner).iter().any(|a| a.wanted().is_some())
+    }
+
+    /// Spins, then sleeps on the bell, until a ticket may be open.
+    fn sleep(&self, left: Duration) {
+        if self.spin.until(left, || self.any_open()) {
+            return;
+        }
+        let value = self.bell.word().load(Ordering::Acquire);
+        let attached = self.attached();
+        // A student whose tickets are blocked here must ring somebody else.
+        let (blocked, free): (Vec<_>, Vec<_>) = attached.iter().partition(|a| a.is_blocked());
+        free.iter().for_each(|a| a.place().idle.announce());
+        if !self.any_open() && !self.stopped.load(Ordering::SeqCst) && !self.cancelled.load(Ordering::SeqCst) {
+            self.stats.sleeps.fetch_add(1, Ordering::Relaxed);
+            let left = blocked.iter().map(|a| clock::left(a.blocked_until())).fold(left, Duration::min);
+            futex::wait(self.bell.word(), value, left);
+        }
+        free.iter().for_each(|a| a.place().idle.awake());
+    }
+
+    pub(super) fn commit(&self, done: &[(u64, usize)]) -> Result<u32> {
+        let mut serve = self.serve();
+        let now = clock::now() as u64;
+        let mut wanted = 0;
+        for (id, length) in done {
+            let index = serve.index(*id)?;
+            let bytes = serve.tasks[index].attachment.layout.nbytes();
+            if *length != bytes {
+                return Err(Error::invalid(format!("task {id}: {length} bytes were committed and a sample has {bytes}")));
+            }
+            if let Some(scratch) = &serve.tasks[index].scratch {
+                let task = &serve.tasks[index];
+                task.attachment.medium.write(task.slot, &scratch.bytes()[..*length])?;
+            }
+            let won = serve.publish(index, *length, false, now);
+            wanted += u32::from(won);
+            let counter = if won { &self.stats.made } else { &self.stats.lost };
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+        serve.account(self, done.len(), now);
+        Ok(wanted)
+    }
+
+    pub(super) fn fail(&self, id: u64, text: &str) -> Result<()> {
+        let mut serve = self.serve();
+        let index = serve.index(id)?;
+        let task = &serve.tasks[index];
+        let length = task.attachment.segment.write_text(task.slot, text);
+        serve.publish(index, length, true, clock::now() as u64);
+        self.stats.failed.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Gives everything back and leaves every seat.
+    pub(super) fn leave(&self) {
+        let mut serve = self.serve();
+        for task in serve.tasks.drain(..) {
+            let cell = &task.attachment.segment.cells()[task.cell as usize];
+            let word = cell.word();
+            if word.version() == task.version && word.seat() == task.attachment.seat {
+                cell.reopen(word);
+            }
+            task.attachment.segment.slots()[task.slot as usize].free(task.slot_word);
+        }
+        for client in serve.clients.drain(..) {
+            if let Some((slot, word)) = client.spare {
+                client.attachment.segment.slots()[slot as usize].free(word);
+            }
+        }
+        let mut attachments = self.attachments.write().unwrap_or_else(PoisonError::into_inner);
+        attachments.drain(..).for_each(|a| a.place().leave());
+    }
+}
+
+impl Serve {
+    fn index(&self, id: u64) -> Result<usize> {
+        self.tasks
+            .iter()
+            .position(|t| t.id == id)
+            .ok_or_else(|| Error::invalid(format!("task {id} is not in hand: it was committed or failed before")))
+    }
+
+    /// Takes over the list of students if it has changed.
+    fn sync(&mut self, inner: &Inner) {
+        let epoch = inner.epoch.load(Ordering::Acquire);
+        if epoch == self.epoch {
+            return;
+        }
+        self.epoch = epoch;
+        let attached = inner.attached();
+        self.clients.retain(|c| attached.iter().any(|a| Arc::ptr_eq(a, &c.attachment)));
+        let start = self.clients.iter().map(|c| c.served).min().unwrap_or(0);
+        for attachment in attached {
+            if !self.clients.iter().any(|c| Arc::ptr_eq(&c.attachment, &attachment)) {
+                self.clients.push(Client { attachment, served: start, spare: None });
+            }
+        }
+    }
+
+    fn room(&self, inner: &Inner) -> Result<usize> {
+        let all = inner.options.batch_size;
+        match (all as usize).saturating_sub(self.tasks.len()) {
+            0 => Err(Error::invalid(format!("all {all} tasks of this worker's batch_size are in hand: commit or fail some first"))),
+            room => Ok(room),
+        }
+    }
+
+    /// Claims up to `max` of the student's tickets of that generation.
+    fn claim(
+        &mut self,
+        inner: &Inner,
+        attachment: &Arc<Attachment>,
+        generation: u64,
+        model: &Arc<Model>,
+        max: u32,
+        out: &mut Vec<Task>,
+    ) -> Result<Claimed> {
+        let room = self.room(inner)?.min(max as usize);
+        let Some(turn) = self.clients.iter().position(|c| Arc::ptr_eq(&c.attachment, attachment)) else { return Ok(Claimed::Done) };
+        let now = clock::now() as u64;
+        inner.stats.last_take.store(now, Ordering::Relaxed);
+        let start = out.len();
+        let mut full = false;
+        for position in attachment.positions() {
+            if out.len() - start >= room {
+                break;
+            }
+            let cell = attachment.segment.cell(position);
+            let word = cell.word();
+            if word.state() != CellState::Open {
+                continue;
+            }
+            let Some(ticket) = cell.ticket(word).filter(|t| t.generation == generation) else { continue };
+            let Some((slot, slot_word)) = self.clients[turn].spare.take().or_else(|| attachment.take_slot()) else {
+                full = true;
+                break;
+            };
+            if cell.claim(word, attachment.seat).is_none() {
+                self.clients[turn].spare = Some((slot, slot_word));
+                continue;
+            }
+            cell.note_claim(now);
+            let capacity = attachment.layout.nbytes();
+            let (data, scratch) = match attachment.medium.slot(slot) {
+                Some(data) => (data.as_ptr(), None),
+                None => {
+                    let scratch = self.scratch.pop().filter(|s| s.len() == capacity).unwrap_or_else(|| AlignedBuf::new(capacity));
+                    (scratch.start(), Some(scratch))
+                }
+            };
+            self.next_id += 1;
+            let id = self.next_id;
+            self.tasks.push(InHand {
+                id,
+                attachment: attachment.clone(),
+                cell: attachment.segment.cell_index(position) as u32,
+                version: word.version(),
+                position: ticket.position,
+                slot,
+                slot_word,
+                claimed_at: now,
+                together: 1,
+                scratch,
+            });
+            out.push(Task {
+                id,
+                lane: ticket.lane,
+                step: ticket.step,
+                seed: ticket.seed,
+                generation,
+                attempt: ticket.attempt as u32,
+                model: model.clone(),
+                layout: attachment.layout.clone(),
+                data,
+                capacity,
+            });
+        }
+        let claimed = out.len() - start;
+        let first = self.tasks.len() - claimed;
+        self.tasks[first..].iter_mut().for_each(|t| t.together = claimed as u64);
+        Ok(if full && claimed == 0 { Claimed::NoSlot } else { Claimed::Done })
+    }
+
+    /// The student to serve and the generation of its first open ticket.
+    fn turn(&mut self, inner: &Inner) -> Result<Option<(Arc<Attachment>, u64)>> {
+        self.sync(inner);
+        self.room(inner)?;
+        let (clients, waiting) = (&mut self.clients, &mut self.waiting);
+        waiting.clear();
+        waiting.extend(clients.iter().enumerate().filter_map(|(i, c)| Some((i, c.attachment.wanted()?))));
+        let first = |w: &&(usize, u64)| clients[w.0].served;
+        let Some(least) = waiting.iter().map(|w| first(&w)).min() else { return Ok(None) };
+        let stays = |w: &&(usize, u64)| inner.models.is_current(clients[w.0].attachment.page(), w.1);
+        let staying = inner.models.should_stay().then(|| waiting.iter().filter(stays).min_by_key(first)).flatten();
+        let turn = staying.or_else(|| waiting.iter().min_by_key(first)).map(|(i, g)| (clients[*i].attachment.clone(), *g));
+        // Whoever asked for nothing meanwhile does not save its turns up.
+        for (i, client) in clients.iter_mut().enumerate() {
+            if client.served < least && !waiting.iter().any(|(w, _)| *w == i) {
+                client.served = least;
+            }
+        }
+        Ok(turn)
+    }
+
+    /// Makes the sample or the error text visible; true if it was still wanted. The task is not in hand any more.
+    fn publish(&mut self, index: usize, length: usize, failed: bool, now: u64) -> bool {
+        let task = self.tasks.swap_remove(index);
+        let segment = &task.attachment.segment;
+        let made_in = now.saturating_sub(task.claimed_at);
+        let content = Content { cell: task.cell, version: task.version, length: length as u64, failed, made_in };
+        let slot = &segment.slots()[task.slot as usize];
+        let won = slot.ready(task.slot_word, &content).is_some_and(|ready| {
+            let won = segment.cells()[task.cell as usize].publish(task.version, task.attachment.seat, task.slot);
+            if !won {
+                slot.free(ready);
+            }
+            won
+        });
+        task.attachment.place().count(won);
+        let hot = segment.hot();
+        if won && hot.bell.must_ring(task.position) {
+            futex::ring(&hot.bell.word);
+        }
+        if let Some(client) = self.clients.iter_mut().find(|c| Arc::ptr_eq(&c.attachment, &task.attachment)) {
+            client.served += (made_in / task.together).max(1);
+        }
+        if let Some(scratch) = task.scratch {
+            self.scratch.push(scratch);
+        }
+        won
+    }
+
+    fn account(&mut self, inner: &Inner, tasks: usize, now: u64) {
+        if tasks == 0 {
+            return;
+        }
+        inner.stats.batches.fetch_add(1, Ordering::Relaxed);
+        let began = inner.stats.last_take.load(Ordering::Relaxed);
+        let took = now.saturating_sub(began);
+        inner.stats.batch_ns.store(took, Ordering::Relaxed);
+        inner.models.note_batch(took);
+    }
+}

@@ -1,0 +1,60 @@
+//! A worker's numbers.
+
+use super::Inner;
+use serde::Serialize;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+#[derive(Default)]
+pub struct Counters {
+    pub made: AtomicU64,
+    pub lost: AtomicU64,
+    pub failed: AtomicU64,
+    pub batches: AtomicU64,
+    pub batch_ns: AtomicU64,
+    pub last_take: AtomicU64,
+    pub sleeps: AtomicU64,
+}
+
+/// A worker's numbers at one moment. Counts are since it was opened.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct WorkerStats {
+    /// Samples made and delivered.
+    pub made: u64,
+    /// Samples made in vain: another worker was first, or the model was switched.
+    pub lost: u64,
+    /// Tasks given up.
+    pub failed: u64,
+    /// Commits.
+    pub batches: u64,
+    /// Nanoseconds of the last batch.
+    pub batch_ns: u64,
+    /// Times that the worker slept.
+    pub sleeps: u64,
+    /// Students attached now.
+    pub students: u64,
+    /// Generation of the model in use.
+    pub generation: u64,
+}
+
+impl WorkerStats {
+    /// As a JSON object.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("numbers are always JSON")
+    }
+}
+
+impl Inner {
+    pub(super) fn snapshot(&self) -> WorkerStats {
+        let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
+        WorkerStats {
+            made: get(&self.stats.made),
+            lost: get(&self.stats.lost),
+            failed: get(&self.stats.failed),
+            batches: get(&self.stats.batches),
+            batch_ns: get(&self.stats.batch_ns),
+            sleeps: get(&self.stats.sleeps),
+            students: self.attached().len() as u64,
+            generation: self.models.current().map_or(0, |(g, _)| g),
+        }
+    }
+}

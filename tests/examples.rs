@@ -1,0 +1,16 @@
+//! The Rust examples run as their first lines say. (Those in C and C++ are run by ctest, those in Python by pytest.)
+
+mod built;
+
+use std::process::Command;
+
+#[test]
+fn distill_min_learns() {
+    let dir = std::env::temp_dir().join(format!("laneway-example-{}", std::process::id()));
+    std::fs::create_dir(&dir).unwrap();
+    std::fs::set_permissions(&dir, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    let out = Command::new(built::example("distill_min")).env("LANEWAY_DIR", &dir).env("LANEWAY_BIN", built::program()).output();
+    let _ = std::fs::remove_dir_all(&dir);
+    let out = out.unwrap();
+    assert!(out.status.success() && String::from_utf8_lossy(&out.stdout).contains("step 2000  loss 0.0000"), "{out:?}");
+}

@@ -1,0 +1,214 @@
+//! Students and workers in one process, over a real broker: what a user sees of the exchange.
+
+mod common;
+
+use common::*;
+use laneway::base::Status;
+use laneway::exchange::student::{Student, StudentOptions};
+use laneway::exchange::worker::{Worker, WorkerOptions};
+use laneway::medium::MediumChoice;
+use laneway::os::clock;
+use std::time::Duration;
+
+#[test]
+fn every_ticket_comes_once_and_in_order() {
+    let room = Room::new();
+    let _broker = room.broker();
+    let student = student(&room, 512, |o| (o.slot_count, o.prefetch) = (16, 15));
+    let workers: Vec<Worker> = (0..3).map(|i| worker(&room, 512, 1 + i)).collect();
+    std::thread::scope(|s| {
+        workers.iter().for_each(|w| {
+            s.spawn(|| serve(w));
+        });
+        assert_eq!(student.set_model(model("m"), patience()).unwrap(), 1);
+        for step in 0..5000 {
+            let sample = next(&student);
+            assert_eq!((sample.lane, sample.step, sample.generation), (0, step, 1));
+        }
+        workers.iter().for_each(Worker::stop);
+    });
+    assert_eq!((student.cursor(), student.stats().delivered, student.stats().held), (5000, 5000, 0));
+}
+
+#[test]
+fn no_ticket_is_opened_before_the_first_request_and_a_timeout_keeps_it() {
+    let room = Room::new();
+    let _broker = room.broker();
+    let student = student(&room, 8, |_| {});
+    student.set_model(model("m"), patience()).unwrap();
+    assert_eq!(student.stats().in_flight, 0);
+    let mut out = Vec::new();
+    let e = student.next(1, &mut out, clock::after(Duration::from_millis(20))).unwrap_err();
+    assert_eq!((e.status, student.stats().in_flight), (Status::Timeout, 1));
+    assert!(e.message.contains("no worker is attached"), "{e}");
+    let w = worker(&room, 8, 1);
+    std::thread::scope(|s| {
+        s.spawn(|| serve(&w));
+        assert_eq!(next(&student).step, 0);
+        w.stop();
+    });
+}
+
+#[test]
+fn after_set_model_no_older_sample_is_delivered_and_no_ticket_is_skipped() {
+    let room = Room::new();
+    let _broker = room.broker();
+    let student = student(&room, 64, |o| (o.slot_count, o.prefetch) = (8, 7));
+    let workers = [worker(&room, 64, 2), worker(&room, 64, 2)];
+    std::thread::scope(|s| {
+        workers.iter().for_each(|w| {
+            s.spawn(|| serve(w));
+        });
+        for step in 0..2000u64 {
+            if step % 20 == 0 {
+                student.set_model(model(&format!("layer_{step}")), patience()).unwrap();
+            }
+            let sample = next(&student);
+            assert_eq!((sample.step, sample.generation), (step, step / 20 + 1));
+        }
+        workers.iter().for_each(Worker::stop);
+    });
+    assert!(student.stats().fenced > 0);
+}
+
+#[test]
+fn samples_held_are_never_overwritten_and_one_too_many_is_a_counted_copy() {
+    let room = Room::new();
+    let _broker = room.broker();
+    let student = student(&room, 64, |o| (o.slot_count, o.prefetch) = (8, 7));
+    let w = worker(&room, 64, 4);
+    std::thread::scope(|s| {
+        s.spawn(|| serve(&w));
+        student.set_model(model("m"), patience()).unwrap();
+        let mut held = Vec::new();
+        while held.len() < 40 {
+            student.next(40 - held.len(), &mut held, patience()).unwrap();
+        }
+        held.iter().for_each(verify);
+        assert_eq!((student.stats().held, student.stats().copied), (7, 33));
+        let refs: Vec<(u32, u64)> = held.iter().map(|h| (h.slot, h.serial)).collect();
+        student.release(&refs).unwrap();
+        assert_eq!(student.release(&refs[..1]).unwrap_err().status, Status::InvalidArgument);
+        assert_eq!(next(&student).step, 40);
+        w.stop();
+    });
+}
+
+#[test]
+fn a_failing_task_is_tried_again_and_then_surfaces_with_its_text() {
+    let room = Room::new();
+    let _broker = room.broker();
+    let student = student(&room, 8, |o| o.max_attempts = 3);
+    let w = worker(&room, 8, 1);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            let mut tasks = Vec::new();
+            while w.take(1, &mut tasks, patience()).is_ok() {
+                let t = tasks.pop().unwrap();
+                if t.step == 1 || t.step == 2 && t.attempt < 2 {
+                    w.fail(t.id, &format!("no luck with step {} at attempt {}", t.step, t.attempt)).unwrap();
+                } else {
+                    fill(&t);
+                    assert!(w.commit(&[(t.id, t.capacity - 1)]).unwrap_err().message.contains("63 bytes"));
+                    w.commit(&[(t.id, t.capacity)]).unwrap();
+                }
+            }
+        });
+        student.set_model(model("m"), patience()).unwrap();
+        assert_eq!(next(&student).step, 0);
+        let e = student.next(1, &mut Vec::new(), patience()).unwrap_err();
+        assert_eq!(e.status, Status::TaskFailed);
+        assert_eq!(e.message, "ticket (lane 0, step 1) failed after 3 attempts: no luck with step 1 at attempt 2");
+        assert_eq!(next(&student).step, 2);
+        w.stop();
+    });
+    assert_eq!((student.stats().failed_attempts, student.stats().failed_tickets), (5, 1));
+}
+
+#[test]
+fn the_file_medium_gives_the_same_bytes_and_leaves_no_file() {
+    let room = Room::new();
+    let _broker = room.broker();
+    let path = room.dir.join("payload");
+    let student = student(&room, 1000, |o| o.medium = MediumChoice::File { path: path.clone() });
+    let w = worker(&room, 1000, 1);
+    std::thread::scope(|s| {
+        s.spawn(|| serve(&w));
+        student.set_model(model("m"), patience()).unwrap();
+        (0..50).for_each(|step| assert_eq!(next(&student).step, step));
+        w.stop();
+    });
+    assert!(path.exists());
+    drop(student);
+    assert!(!path.exists());
+}
+
+#[test]
+fn only_rank_0_sets_the_model_and_a_rank_that_lives_is_refused() {
+    let room = Room::new();
+    let _broker = room.broker();
+    let leader = student(&room, 8, |_| {});
+    let other = student(&room, 8, |o| o.numbering = client(1));
+    assert_eq!(other.set_model(model("m"), patience()).unwrap_err().status, Status::NotLeader);
+    leader.set_model(model("m"), patience()).unwrap();
+    assert_eq!(other.generation(), 1);
+    let mut again = StudentOptions::new(room.endpoints.clone(), client(1), layout(8));
+    again.group = Some("test".into());
+    let e = Student::open(again, clock::after(Duration::from_secs(3))).err().unwrap();
+    assert_eq!(e.status, Status::InUse, "{e}");
+}
+
+#[test]
+fn a_worker_with_another_layout_is_told_the_field() {
+    let room = Room::new();
+    let _broker = room.broker();
+    let student = student(&room, 8, |_| {});
+    student.set_model(model("m"), patience()).unwrap();
+    let _wrong = worker(&room, 9, 1);
+    let right = worker(&room, 8, 1);
+    std::thread::scope(|s| {
+        s.spawn(|| serve(&right));
+        next(&student);
+        right.stop();
+    });
+    assert_eq!(student.stats().workers, 1);
+    let mut neither = WorkerOptions::new(room.endpoints.clone());
+    neither.slot_size = 0;
+    assert!(Worker::open(neither, patience()).err().unwrap().message.contains("slot_size"));
+}
+
+#[test]
+fn cancel_ends_a_wait_from_another_thread() {
+    let room = Room::new();
+    let _broker = room.broker();
+    let student = student(&room, 8, |_| {});
+    std::thread::scope(|s| {
+        let wait = s.spawn(|| student.next(1, &mut Vec::new(), patience()).unwrap_err().status);
+        std::thread::sleep(Duration::from_millis(30));
+        student.cancel();
+        assert_eq!(wait.join().unwrap(), Status::Interrupted);
+    });
+}
+
+#[test]
+fn a_student_closed_while_samples_are_held_gives_its_lane_to_the_next() {
+    let room = Room::new();
+    let _broker = room.broker();
+    let first = student(&room, 64, |o| (o.slot_count, o.prefetch) = (8, 7));
+    let w = worker(&room, 64, 1);
+    std::thread::scope(|s| {
+        s.spawn(|| serve(&w));
+        first.set_model(model("m"), patience()).unwrap();
+        let mut held = Vec::new();
+        first.next(1, &mut held, patience()).unwrap();
+        let hold = first.hold(held[0].slot, held[0].serial).unwrap();
+        first.close();
+        let second = student(&room, 64, |_| {});
+        assert_eq!(next(&second).step, 1);
+        verify(&held[0]);
+        drop(first);
+        verify(&held[0]);
+        drop(hold);
+        w.stop();
+    });
+}

@@ -1,0 +1,14 @@
+//! Faults, injected into processes that share no parent but this one: what the exchange promises holds whoever dies, stops, lies or is slow.
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../peer/mod.rs"]
+mod peer;
+
+mod torture;
+
+#[test]
+#[ignore = "not a test: what the others start as processes of their own"]
+fn peer() {
+    peer::play();
+}

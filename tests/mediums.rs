@@ -1,0 +1,266 @@
+//! One suite for every medium: shared memory, a file, and one written by a user, with and without memory of its own. The C and Python bindings run
+//! the same promises over theirs.
+
+mod common;
+
+use common::*;
+use laneway::base::{Error, Result, Status};
+use laneway::exchange::student::{Student, StudentOptions};
+use laneway::exchange::worker::{Worker, WorkerOptions};
+use laneway::medium::{Attach, MappedMedium, Medium, MediumChoice};
+use laneway::os::clock;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// A user's medium over plain reads and writes of a file: no memory of its own.
+struct PlainFile {
+    path: PathBuf,
+    file: std::fs::File,
+    slots: u32,
+    stride: usize,
+    broken: Arc<AtomicBool>,
+}
+
+impl Medium for PlainFile {
+    fn kind(&self) -> &str {
+        "plain-file"
+    }
+    fn buf_name(&self) -> &str {
+        self.path.to_str().unwrap()
+    }
+    fn slot_count(&self) -> u32 {
+        self.slots
+    }
+    fn slot_stride(&self) -> usize {
+        self.stride
+    }
+    fn slot(&self, _: u32) -> Option<NonNull<u8>> {
+        None
+    }
+    fn reserve(&self, _: u32) -> Result<()> {
+        Ok(())
+    }
+    fn read(&self, slot: u32, out: &mut [u8]) -> Result<()> {
+        if self.broken.load(Ordering::Relaxed) {
+            return Err(Error::new(Status::Io, "the disk is on fire"));
+        }
+        std::os::unix::fs::FileExt::read_exact_at(&self.file, out, u64::from(slot) * self.stride as u64).map_err(|e| Error::io("read", e))
+    }
+    fn write(&self, slot: u32, data: &[u8]) -> Result<()> {
+        std::os::unix::fs::FileExt::write_all_at(&self.file, data, u64::from(slot) * self.stride as u64).map_err(|e| Error::io("write", e))
+    }
+    fn share(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+    fn unlink(&self) -> Result<()> {
+        std::fs::remove_file(&self.path).map_err(|e| Error::io("remove", e))
+    }
+}
+
+struct AttachPlainFile;
+
+impl Attach for AttachPlainFile {
+    fn kind(&self) -> &str {
+        "plain-file"
+    }
+    fn attach(&self, buf_name: &str, _: Option<OwnedFd>, slots: u32, stride: usize) -> Result<Box<dyn Medium>> {
+        let file = std::fs::File::options().read(true).write(true).open(buf_name).map_err(|e| Error::io(buf_name, e))?;
+        Ok(Box::new(PlainFile { path: buf_name.into(), file, slots, stride, broken: Arc::default() }))
+    }
+}
+
+/// A user's medium with memory: shared memory under another name.
+struct Renamed(MappedMedium);
+
+impl Medium for Renamed {
+    fn kind(&self) -> &str {
+        "renamed"
+    }
+    fn buf_name(&self) -> &str {
+        "any text at all"
+    }
+    fn slot_count(&self) -> u32 {
+        self.0.slot_count()
+    }
+    fn slot_stride(&self) -> usize {
+        self.0.slot_stride()
+    }
+    fn slot(&self, slot: u32) -> Option<NonNull<u8>> {
+        self.0.slot(slot)
+    }
+    fn reserve(&self, slots: u32) -> Result<()> {
+        self.0.reserve(slots)
+    }
+    fn read(&self, slot: u32, out: &mut [u8]) -> Result<()> {
+        self.0.read(slot, out)
+    }
+    fn write(&self, slot: u32, data: &[u8]) -> Result<()> {
+        self.0.write(slot, data)
+    }
+    fn share(&self) -> Option<BorrowedFd<'_>> {
+        self.0.share()
+    }
+    fn unlink(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+struct AttachRenamed;
+
+impl Attach for AttachRenamed {
+    fn kind(&self) -> &str {
+        "renamed"
+    }
+    fn attach(&self, buf_name: &str, fd: Option<OwnedFd>, slots: u32, stride: usize) -> Result<Box<dyn Medium>> {
+        assert_eq!(buf_name, "any text at all");
+        Ok(Box::new(Renamed(MappedMedium::attach("shm", buf_name, fd.expect("the descriptor travels"), slots, stride)?)))
+    }
+}
+
+const WORDS: u64 = 700;
+const STRIDE: usize = 8192;
+
+fn plain_file(room: &Room, slots: u32, broken: Arc<AtomicBool>) -> MediumChoice {
+    let path = room.dir.join("plain");
+    let file = std::fs::File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    MediumChoice::Custom(Box::new(PlainFile { path, file, slots, stride: STRIDE, broken }))
+}
+
+fn any_worker(room: &Room, batch_size: u32) -> Worker {
+    let mut options = WorkerOptions::new(room.endpoints.clone());
+    options.slot_size = WORDS * 8;
+    options.batch_size = batch_size;
+    options.attach = vec![Box::new(AttachPlainFile), Box::new(AttachRenamed)];
+    Worker::open(options, patience()).unwrap()
+}
+
+/// The promises that every medium keeps.
+fn suite(room: &Room, medium: MediumChoice, has_memory: bool) {
+    let _broker = room.broker();
+    let student = student(room, WORDS, |o| {
+        (o.slot_count, o.prefetch, o.max_batch) = (6, 5, 3);
+        o.medium = medium;
+    });
+    let workers = [any_worker(room, 3), any_worker(room, 1)];
+    std::thread::scope(|s| {
+        workers.iter().for_each(|w| {
+            s.spawn(|| serve(w));
+        });
+        student.set_model(model("a"), patience()).unwrap();
+        (0..300).for_each(|step| assert_eq!((next(&student).step, student.generation()), (step, 1)));
+        student.set_model(model("b"), patience()).unwrap();
+        let mut held = Vec::new();
+        while held.len() < 20 {
+            student.next(20 - held.len(), &mut held, patience()).unwrap();
+        }
+        assert!(held.iter().zip(300..).all(|(sample, step)| (sample.step, sample.generation) == (step, 2)));
+        held.iter().for_each(verify);
+        assert_eq!(student.stats().held, if has_memory { 5 } else { 0 }, "views need memory");
+        let refs: Vec<(u32, u64)> = held.iter().map(|h| (h.slot, h.serial)).collect();
+        student.release(&refs).unwrap();
+        assert_eq!(next(&student).step, 320);
+        workers.iter().for_each(Worker::stop);
+    });
+}
+
+#[test]
+fn shared_memory_keeps_the_promises() {
+    suite(&Room::new(), MediumChoice::Shm, true);
+}
+
+#[test]
+fn a_file_keeps_the_promises() {
+    let room = Room::new();
+    let path = room.dir.join("file");
+    suite(&room, MediumChoice::File { path }, true);
+}
+
+#[test]
+fn a_custom_medium_with_memory_keeps_the_promises() {
+    suite(&Room::new(), MediumChoice::Custom(Box::new(Renamed(MappedMedium::shm(40, STRIDE).unwrap()))), true);
+}
+
+#[test]
+fn a_custom_medium_without_memory_keeps_the_promises_and_is_unlinked() {
+    let room = Room::new();
+    let medium = plain_file(&room, 40, Arc::default());
+    suite(&room, medium, false);
+    assert!(!room.dir.join("plain").exists());
+}
+
+#[test]
+fn a_medium_that_cannot_be_read_fails_its_ticket_with_the_reason() {
+    let room = Room::new();
+    let _broker = room.broker();
+    let broken = Arc::new(AtomicBool::new(false));
+    let medium = plain_file(&room, 40, broken.clone());
+    let student = student(&room, WORDS, |o| o.medium = medium);
+    let worker = any_worker(&room, 1);
+    std::thread::scope(|s| {
+        s.spawn(|| serve(&worker));
+        student.set_model(model("m"), patience()).unwrap();
+        assert_eq!(next(&student).step, 0);
+        broken.store(true, Ordering::Relaxed);
+        let e = student.next(1, &mut Vec::new(), patience()).unwrap_err();
+        assert_eq!(e.status, Status::TaskFailed);
+        assert!(e.message.contains("step 1") && e.message.contains("the disk is on fire"), "{e}");
+        broken.store(false, Ordering::Relaxed);
+        assert_eq!(next(&student).step, 2);
+        worker.stop();
+    });
+}
+
+#[test]
+fn a_medium_that_is_too_small_is_refused_with_both_numbers() {
+    let room = Room::new();
+    let _broker = room.broker();
+    let open = |medium, slot_count| {
+        let mut options = StudentOptions::new(room.endpoints.clone(), client(0), layout(WORDS));
+        (options.group, options.slot_count, options.medium) = (Some("test".into()), slot_count, medium);
+        Student::open(options, patience())
+    };
+    let e = open(MediumChoice::Custom(Box::new(Renamed(MappedMedium::shm(4, STRIDE).unwrap()))), 4).err().unwrap();
+    assert!(e.message.contains("has 4 slots") && e.message.contains("at least 5"), "{e}");
+    let e = open(MediumChoice::Custom(Box::new(Renamed(MappedMedium::shm(40, 64).unwrap()))), 4).err().unwrap();
+    assert!(e.message.contains("64 bytes") && e.message.contains("5600"), "{e}");
+    // Room for the window but not for the worker's batch: the worker is refused a seat, the student lives on.
+    let student = open(MediumChoice::Custom(Box::new(Renamed(MappedMedium::shm(5, STRIDE).unwrap()))), 4).unwrap();
+    let _worker = any_worker(&room, 2);
+    student.set_model(model("m"), patience()).unwrap();
+    let e = student.next(1, &mut Vec::new(), clock::after(Duration::from_millis(300))).unwrap_err();
+    assert!(e.message.contains("no worker is attached"), "{e}");
+}
+
+#[test]
+fn a_worker_that_cannot_write_to_a_medium_is_not_paired() {
+    let room = Room::new();
+    let _broker = room.broker();
+    let medium = plain_file(&room, 40, Arc::default());
+    let student = student(&room, WORDS, |o| o.medium = medium);
+    student.set_model(model("m"), patience()).unwrap();
+    let _cannot = worker(&room, WORDS, 1);
+    let can = any_worker(&room, 1);
+    std::thread::scope(|s| {
+        s.spawn(|| serve(&can));
+        assert_eq!(next(&student).step, 0);
+        can.stop();
+    });
+    assert_eq!(student.stats().workers, 1);
+}
+
+#[test]
+fn a_file_that_exists_is_not_overwritten() {
+    let room = Room::new();
+    let _broker = room.broker();
+    let path = room.dir.join("precious");
+    std::fs::write(&path, "data").unwrap();
+    let mut options = StudentOptions::new(room.endpoints.clone(), client(0), layout(WORDS));
+    options.medium = MediumChoice::File { path: path.clone() };
+    let e = Student::open(options, patience()).err().unwrap();
+    assert!(e.message.contains("precious") && e.message.contains("exists"), "{e}");
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "data");
+}
