@@ -39,7 +39,6 @@ use crate::plan::{BatchSchedule, RankLanes, SourcePlan, Span, Weights};
 use crate::recipe::{Exhausted, Recipe};
 use deal::{Deal, Place};
 use guest::Guests;
-use lengths::LengthsWork;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! `laneway index`: what a run needs to know of its data, made ahead.
 
-use crate::args::{Command, Flag, Options};
+use crate::args::{Command, Flag, Options, print};
 use crate::recipe::{CACHE, THREADS, file, loader_options, open};
 use crate::table::table;
 use laneway::base::{Error, Result};
@@ -26,11 +26,10 @@ fn run(options: &Options) -> Result<ExitCode> {
         }
         let opened = OpenOptions { cache_dir: loader.cache_dir.clone(), threads: loader.threads, ..OpenOptions::default() };
         let dataset = Dataset::open(&DatasetSpec::new(path, [path]), &opened)?;
-        print!("{}", shards(&[dataset]));
-        return Ok(ExitCode::SUCCESS);
+        return Ok(print(&shards(&[dataset])));
     }
     let parts = open(options, &loader)?;
-    print!("{}", shards(&parts.datasets));
+    let mut said = shards(&parts.datasets);
     if options.has("--tokens") {
         let counted = parts.lengths(&loader)?;
         let row = |(dataset, lengths): (&Dataset, &std::sync::Arc<laneway::loader::Lengths>)| {
@@ -38,9 +37,10 @@ fn run(options: &Options) -> Result<ExitCode> {
             vec![dataset.name().to_string(), documents.to_string(), tokens.to_string(), (tokens / documents.max(1)).to_string()]
         };
         let rows: Vec<Vec<String>> = parts.datasets.iter().zip(&counted.sources).map(row).collect();
-        print!("\n{}", table(&["DATASET", " KEPT", " TOKENS", " A DOCUMENT"], &rows));
+        said += "\n";
+        said += &table(&["DATASET", " KEPT", " TOKENS", " A DOCUMENT"], &rows);
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(print(&said))
 }
 
 fn shards(datasets: &[Dataset]) -> String {

@@ -1,6 +1,6 @@
 //! `laneway inspect`: which documents are in a row.
 
-use crate::args::{Command, Flag, Options};
+use crate::args::{Command, Flag, Options, print};
 use crate::recipe::{CACHE, THREADS, loader_options, number, open};
 use laneway::base::{Error, Result};
 use laneway::loader::inspect;
@@ -29,19 +29,16 @@ fn run(options: &Options) -> Result<ExitCode> {
     let near = options.get("--checkpoint").map(checkpoint).transpose()?;
     let (step, row) = (number(options, "--step")?.unwrap_or(0), number(options, "--row")?.unwrap_or(0));
     let found = inspect(&parts, &loader, step, row, near.as_ref())?;
-    println!("step {}, row {}: lane {}, {} pieces, {} tokens of padding", found.step, found.row, found.lane, found.pieces.len(), found.padding);
+    let mut said = format!("step {}, row {}: lane {}, {} pieces, {} tokens of padding\n", found.step, found.row, found.lane, found.pieces.len(), found.padding);
     for piece in &found.pieces {
         let place = piece.location.as_ref().map_or(String::new(), |l| format!(" ({l})"));
         let end = piece.start as usize + piece.tokens.len();
-        println!("\n{} document {}{place}, tokens {} to {}", piece.dataset, piece.document, piece.start, end - 1);
         let text = piece.text.as_deref().unwrap_or_default();
-        let short: String = text.chars().take(200).collect();
-        match options.has("--full") || short.len() == text.len() {
-            true => println!("  {text:?}"),
-            false => println!("  {short:?} …"),
-        }
+        let short: String = if options.has("--full") { text.into() } else { text.chars().take(200).collect() };
+        let more = if short.len() < text.len() { " …" } else { "" };
+        said += &format!("\n{} document {}{place}, tokens {} to {}\n  {short:?}{more}\n", piece.dataset, piece.document, piece.start, end - 1);
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(print(&said))
 }
 
 fn checkpoint(path: &str) -> Result<Checkpoint> {

@@ -1,6 +1,6 @@
 //! `laneway verify`: the promise proven on a recipe.
 
-use crate::args::{Command, Flag, Options};
+use crate::args::{Command, Flag, Options, print};
 use crate::recipe::{CACHE, THREADS, bar, loader_options, number, open};
 use crate::table::table;
 use laneway::base::{Error, Result};
@@ -41,18 +41,13 @@ fn run(options: &Options) -> Result<ExitCode> {
     };
     let verified = verify(&parts, &loader, &VerifyOptions { ranks, steps, resume_at: Some(resume_at) }, &mut progress)?;
     let difference = verified.first_difference();
-    print!("{}", shown_table(&verified, resume_at, options.has("--all"), difference.map(|d| d.1)));
     let steps = verified.runs[0].hashes.len();
-    match difference {
-        None => {
-            println!("PASS: {steps} global batches are the same in {} runs", verified.runs.len());
-            Ok(ExitCode::SUCCESS)
-        }
-        Some((run, step)) => {
-            println!("FAIL: step {step} differs first, in the run on {}", run.name);
-            Ok(ExitCode::FAILURE)
-        }
-    }
+    let verdict = match difference {
+        None => format!("PASS: {steps} global batches are the same in {} runs\n", verified.runs.len()),
+        Some((run, step)) => format!("FAIL: step {step} differs first, in the run on {}\n", run.name),
+    };
+    let said = print(&(shown_table(&verified, resume_at, options.has("--all"), difference.map(|d| d.1)) + &verdict));
+    Ok(if difference.is_some() { ExitCode::FAILURE } else { said })
 }
 
 /// A row a step and a column a run. Without `all`, the first and last steps, and those around the cut and a difference.
