@@ -10,6 +10,7 @@
 //! | [`segment`] | the shared memory of one student: its layout, and the algorithms over its atomic words |
 //! | [`medium`] | where payload bytes live, behind one trait |
 //! | [`data`] | datasets: files of JSON lines, Parquet or text, read as numbered documents |
+//! | [`pipeline`] | the operators between documents and batches |
 //! | [`exchange`] | broker, student and worker: who makes which sample |
 //! | [`capi`] | the only `extern "C"`: one file a noun, mirrored in `include/laneway.h` |
 //!
@@ -19,4 +20,5 @@ pub mod base;
 pub mod data;
 pub mod medium;
 pub mod os;
+pub mod pipeline;
 pub mod segment;

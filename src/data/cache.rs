@@ -136,7 +136,9 @@ fn suffixed(stem: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-fn user_cache() -> Option<PathBuf> {
+/// Where things that can be made again are kept for this user: `$LANEWAY_CACHE`, else `laneway/` of the user's cache
+/// directory; `None` where there is no such directory.
+pub fn user_cache() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     set("LANEWAY_CACHE").or_else(|| set("XDG_CACHE_HOME").map(|d| d.join("laneway"))).or_else(|| set("HOME").map(|d| d.join(".cache/laneway")))
 }

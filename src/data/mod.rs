@@ -35,6 +35,7 @@ mod stream;
 mod zst;
 
 pub use batch::{DocBatch, DocStatus, SkipReason};
+pub(crate) use cache::user_cache;
 pub use dataset::{Dataset, DocLocation, Group, Shard};
 pub use json::{Found, JsonError, JsonReader, MAX_DEPTH};
 pub use reader::Reader;

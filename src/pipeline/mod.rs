@@ -1,0 +1,3 @@
+//! The operators between documents and batches.
+
+pub mod tokenize;
