@@ -68,7 +68,8 @@ impl Parts {
             work: Arc::new(TextWork::new(datasets.clone(), tokenizer.clone(), functions.to_vec())),
             tokenizer: tokenizer.fingerprint(),
             tokenizer_engine: match tokenizer.engine() {
-                tokenize::Engine::Fast => "fast".into(),
+                tokenize::Engine::Fast { doubtful: 0 } => "fast".into(),
+                tokenize::Engine::Fast { doubtful } => format!("fast, but for documents with any of {doubtful} characters on which the engines differ"),
                 tokenize::Engine::Reference(why) => format!("reference: {why}"),
             },
             pad_token_id: pad,
