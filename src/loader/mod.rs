@@ -21,11 +21,15 @@
 //! | `lengths` | tokens of every document, counted once |
 //! | `deal` | finite streams in equal steps |
 //! | `guest` | rows of another rank's lane, where one ran dry |
+//! | `verify`, `inspect`, `explain` | the promise proven, a row looked into, a plan in words |
 
 mod deal;
+mod explain;
 mod guest;
+mod inspect;
 mod lengths;
 mod parts;
+mod verify;
 
 use crate::base::{Error, Result, Status};
 use crate::pipeline::{
@@ -35,14 +39,16 @@ use crate::plan::{BatchSchedule, RankLanes, SourcePlan, Span, Weights};
 use crate::recipe::{Exhausted, Recipe};
 use deal::{Deal, Place};
 use guest::Guests;
-use lengths::LengthsWork;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-pub use lengths::Lengths;
+pub use explain::explain;
+pub use inspect::{InspectedPiece, InspectedRow, inspect};
+pub use lengths::{Lengths, LengthsWork};
 pub use parts::{Parts, Source};
+pub use verify::{Verified, VerifyOptions, VerifyRun, verify};
 
 /// Which rank it is, and what may change speed and memory but no byte.
 #[derive(Clone)]
@@ -166,7 +172,7 @@ impl Loader {
             let spans = source.spans.iter().copied();
             SourcePlan::new(recipe.seed, &dataset.spec.name, spans, schedule.lanes(), recipe.datasets.len(), recipe.shuffle.documents, epochs)
         };
-        let sources: Vec<SourcePlan> = recipe.datasets.iter().zip(&parts.sources).map(source).collect::<Result<_>>()?;
+        let sources: Vec<SourcePlan> = recipe.datasets.iter().zip(parts.sources.iter()).map(source).collect::<Result<_>>()?;
         let windows = Windows::new(recipe.shuffle.buffer_size, schedule.lanes());
         let sources = Arc::new(sources);
         let plan = Arc::new(run_plan(recipe, &sources, &windows, &schedule, &[])?);

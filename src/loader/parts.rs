@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 /// One dataset as the loader sees it.
+#[derive(Clone)]
 pub struct Source {
     /// Its documents, in the pieces that are best read together.
     pub spans: Vec<Span>,
@@ -22,12 +23,13 @@ pub struct Source {
     pub lengths_key: u64,
 }
 
-/// Data, work and identities.
+/// Data, work and identities. Cheap to clone: what is large is shared.
+#[derive(Clone)]
 pub struct Parts {
     /// The recipe, the functions' names included.
     pub recipe: Recipe,
     /// In the recipe's order.
-    pub sources: Vec<Source>,
+    pub sources: Arc<[Source]>,
     /// Makes tokens of documents.
     pub work: Arc<dyn Work>,
     /// The tokenizer's fingerprint.
@@ -37,7 +39,7 @@ pub struct Parts {
     /// What rows are filled up with.
     pub pad_token_id: u32,
     /// Bytes of files read for documents so far.
-    pub bytes_read: Box<dyn Fn() -> u64 + Send + Sync>,
+    pub bytes_read: Arc<dyn Fn() -> u64 + Send + Sync>,
     /// The opened datasets, to locate documents in; none for parts made otherwise.
     pub datasets: Vec<Dataset>,
     /// The tokenizer, to decode with; none for parts made otherwise.
@@ -66,11 +68,12 @@ impl Parts {
             work: Arc::new(TextWork::new(datasets.clone(), tokenizer.clone(), functions.to_vec())),
             tokenizer: tokenizer.fingerprint(),
             tokenizer_engine: match tokenizer.engine() {
-                tokenize::Engine::Fast => "fast".into(),
+                tokenize::Engine::Fast { doubtful: 0 } => "fast".into(),
+                tokenize::Engine::Fast { doubtful } => format!("fast, but for documents with any of {doubtful} characters on which the engines differ"),
                 tokenize::Engine::Reference(why) => format!("reference: {why}"),
             },
             pad_token_id: pad,
-            bytes_read: Box::new(move || counted.iter().map(Dataset::bytes_read).sum()),
+            bytes_read: Arc::new(move || counted.iter().map(Dataset::bytes_read).sum()),
             datasets,
             decoder: Some(tokenizer),
             recipe,

@@ -39,7 +39,7 @@ fn parts(recipe: &Recipe, documents: &[u64], lens: Lens) -> Parts {
         tokenizer: 1,
         tokenizer_engine: "none".into(),
         pad_token_id: 0,
-        bytes_read: Box::new(|| 0),
+        bytes_read: Arc::new(|| 0),
         datasets: Vec::new(),
         decoder: None,
     }
@@ -340,5 +340,49 @@ fn a_checkpoint_stays_small_and_its_size_does_not_grow_with_depth_or_with_docume
         let (near, far, long) = (size(unit, |_, _| 9, 60), size(unit, |_, _| 9, 300), size(unit, |_, _| 18, 300));
         assert!(far <= 2048 + 256 * a_lane, "{unit:?}: {far} bytes");
         assert!(far < near + 256 * 4 && long < near + 256 * 4, "{unit:?}: {near}, then {far}, and {long} with longer documents");
+    }
+}
+
+#[test]
+fn a_row_is_found_again_by_running_its_lane_alone() {
+    let recipe = recipe();
+    let parts = parts(&recipe, &[300, 70], lens);
+    let mut loader = Loader::assemble(parts.clone(), options(0, 1)).unwrap();
+    let mut near = None;
+    for step in 0..30 {
+        let batch = loader.next(None).unwrap().unwrap();
+        if step % 10 == 9 {
+            for row in [0, 7, 15] {
+                let found = inspect(&parts, &options(0, 1), step, row, near.as_ref()).unwrap();
+                let shown: Vec<_> = found.pieces.iter().map(|p| (p.document, p.start, p.tokens.clone())).collect();
+                let expected: Vec<_> = batch.rows()[row as usize].pieces.iter().map(|p| (p.document, p.start, p.tokens().to_vec())).collect();
+                assert_eq!((shown, u64::from(found.lane)), (expected, row));
+            }
+            near = Some(loader.save());
+        }
+    }
+    assert!(inspect(&parts, &options(0, 1), 3, 16, None).unwrap_err().message.contains("rows 0 to 15"));
+}
+
+#[test]
+fn verify_proves_the_promise_and_finds_a_difference() {
+    let recipe = recipe();
+    let ask = VerifyOptions { ranks: vec![1, 2, 3, 16], steps: 20, resume_at: Some(9) };
+    let mut told = (0, 0);
+    let verified = verify(&parts(&recipe, &[300, 70], lens), &options(0, 1), &ask, &mut |done, total| told = (done, total)).unwrap();
+    assert_eq!((verified.runs.len(), told), (8, (124, 124)));
+    assert!(verified.first_difference().is_none());
+    let mut wrong = verified.clone();
+    wrong.runs[5].hashes[2] ^= 1;
+    let (run, step) = wrong.first_difference().unwrap();
+    assert_eq!((run.name.as_str(), step), ("2 ranks, resumed from 1", 11));
+}
+
+#[test]
+fn a_plan_is_explained_in_words() {
+    let recipe = recipe();
+    let text = explain(&parts(&recipe, &[300, 70], lens), &options(1, 4)).unwrap();
+    for part in ["a: 300 documents", "0.7692 of the documents", "rank 1 of 4 owns lanes 4 to 7", "resumes unchanged on 1, 2, 4, 8, 16 ranks"] {
+        assert!(text.contains(part), "'{part}' is missing in:\n{text}");
     }
 }

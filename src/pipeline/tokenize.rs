@@ -3,22 +3,26 @@
 //!
 //! Two engines are built in. The fast one (`tokenizers` 1.0, a pre-release) is used for a file only if it gives the same ids
 //! as the reference (0.23) on a probe of many thousand texts; otherwise, and whenever it refuses the file, the reference is
-//! used, and the log says so. The verdict is kept in the user's cache.
+//! used, and the log says so. Documents with characters on which the two differ (they know different versions of Unicode)
+//! are left to the reference one by one. The verdict is kept in the user's cache.
 //!
 //! Truncation and padding that a file ships are not applied, since packing decides about lengths. Text that spells a special
 //! token stays text unless asked otherwise.
 
+mod doubt;
 mod engines;
 mod file;
 mod probe;
 
 use crate::base::{Error, Result, Status};
 use crate::data::user_cache;
+use doubt::Doubtful;
 use engines::{Fast, Ids, Scratch, Slow};
 use file::{Roles, TokenizerFile};
 use probe::Verdict;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use twox_hash::XxHash3_64;
 
 /// What is put around each document.
@@ -81,8 +85,11 @@ pub struct TokenizerOptions {
 /// Which engine encodes. Both give the same ids.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Engine {
-    /// `tokenizers` 1.0.
-    Fast,
+    /// `tokenizers` 1.0; documents with one of so many doubtful characters go to the other.
+    Fast {
+        /// Characters, of the planes in use, on which the engines differ.
+        doubtful: u32,
+    },
     /// `tokenizers` 0.23, and why not the other.
     Reference(String),
 }
@@ -97,6 +104,11 @@ pub struct Tokenizer {
 struct Inner {
     ids: Box<dyn Ids>,
     engine: Engine,
+    /// Characters whose documents go to `slow`, which is loaded when the first one comes.
+    doubtful: Doubtful,
+    slow: OnceLock<Result<Slow, String>>,
+    referred: AtomicU64,
+    parse_special: bool,
     path: PathBuf,
     vocab_size: u32,
     roles: Roles,
@@ -125,7 +137,7 @@ impl Tokenizer {
             tracing::info!("{}: the truncation and padding that it ships are not applied; packing decides about lengths", path.display());
         }
         let roles = Roles::of(&file, path, options)?;
-        let (mut ids, engine) = choose(&json, &file, fingerprint, options)?;
+        let (mut ids, engine, doubtful) = choose(&json, &file, fingerprint, options)?;
         if let Engine::Reference(why) = &engine {
             tracing::warn!("{}: the reference engine is used, which is slower: {why}", path.display());
         }
@@ -135,7 +147,9 @@ impl Tokenizer {
         let spelled = file.added_tokens.iter().filter(|t| control.binary_search(&t.id).is_ok() && !t.content.is_empty());
         let spellings = spelled.map(|t| t.content.clone()).collect();
         let (path, vocab_size) = (path.to_path_buf(), file.vocab_size());
-        let inner = Inner { ids, engine, path, vocab_size, roles, fingerprint, before, after, control, spellings };
+        let (slow, referred, parse_special) = (OnceLock::new(), AtomicU64::new(0), options.parse_special);
+        let inner =
+            Inner { ids, engine, doubtful, slow, referred, parse_special, path, vocab_size, roles, fingerprint, before, after, control, spellings };
         Ok(Tokenizer { inner: Arc::new(inner) })
     }
 
@@ -147,6 +161,11 @@ impl Tokenizer {
     /// Which engine encodes, and why.
     pub fn engine(&self) -> &Engine {
         &self.inner.engine
+    }
+
+    /// Documents so far that the fast engine left to the reference.
+    pub fn referred(&self) -> u64 {
+        self.inner.referred.load(Ordering::Relaxed)
     }
 
     /// One more than the largest id.
@@ -197,10 +216,11 @@ impl Encoder {
         let inner = &*self.tokenizer.inner;
         out.extend_from_slice(&inner.before);
         let start = out.len();
-        inner.encode(text, &mut self.scratch, out).map_err(|e| inner.failed(text, &e))?;
+        let ids = inner.engine_for(text).map_err(|e| inner.failed(text, &e))?;
+        ids.encode(text, &mut self.scratch, out).map_err(|e| inner.failed(text, &e))?;
         if inner.spells_control(&out[start..]) {
             out.truncate(start);
-            inner.encode_apart(text, &mut self.scratch, out).map_err(|e| inner.failed(text, &e))?;
+            inner.encode_apart(ids, text, &mut self.scratch, out).map_err(|e| inner.failed(text, &e))?;
         }
         out.extend_from_slice(&inner.after);
         Ok(())
@@ -208,8 +228,21 @@ impl Encoder {
 }
 
 impl Inner {
-    fn encode(&self, text: &str, scratch: &mut Scratch, out: &mut Vec<u32>) -> Result<(), String> {
-        self.ids.encode(text, scratch, out)
+    fn engine_for(&self, text: &str) -> Result<&dyn Ids, String> {
+        if !self.doubtful.in_text(text) {
+            return Ok(&*self.ids);
+        }
+        self.referred.fetch_add(1, Ordering::Relaxed);
+        let slow = self.slow.get_or_init(|| {
+            let json = std::fs::read_to_string(&self.path).map_err(|e| e.to_string())?;
+            if XxHash3_64::oneshot(json.as_bytes()) != self.fingerprint {
+                return Err("the file has changed since it was loaded".into());
+            }
+            let mut slow = Slow::load(&json)?;
+            slow.parse_special(self.parse_special);
+            Ok(slow)
+        });
+        slow.as_ref().map(|s| s as &dyn Ids).map_err(Clone::clone)
     }
 
     fn failed(&self, text: &str, why: &str) -> Error {
@@ -226,7 +259,7 @@ impl Inner {
     /// A model may hold its special tokens as ordinary pieces (Unigram does), and then text that spells one becomes it even
     /// when told not to parse them. Such text is cut within each spelling, which no piece can then cover.
     #[cold]
-    fn encode_apart(&self, text: &str, scratch: &mut Scratch, out: &mut Vec<u32>) -> Result<(), String> {
+    fn encode_apart(&self, ids: &dyn Ids, text: &str, scratch: &mut Scratch, out: &mut Vec<u32>) -> Result<(), String> {
         let mut cuts: Vec<usize> = Vec::new();
         for spelling in &self.spellings {
             let first = spelling.chars().next().map_or(0, char::len_utf8);
@@ -237,17 +270,17 @@ impl Inner {
         let mut from = 0;
         for to in cuts.into_iter().chain([text.len()]) {
             let start = out.len();
-            self.encode(&text[from..to], scratch, out)?;
+            ids.encode(&text[from..to], scratch, out)?;
             if self.spells_control(&out[start..]) {
                 // Spelled in a way that only the normaliser makes equal: word by word, and such words letter by letter.
                 out.truncate(start);
                 for word in text[from..to].split_inclusive(char::is_whitespace) {
                     let start = out.len();
-                    self.encode(word, scratch, out)?;
+                    ids.encode(word, scratch, out)?;
                     if self.spells_control(&out[start..]) {
                         out.truncate(start);
                         for c in word.chars() {
-                            self.encode(c.encode_utf8(&mut [0; 4]), scratch, out)?;
+                            ids.encode(c.encode_utf8(&mut [0; 4]), scratch, out)?;
                         }
                         if self.spells_control(&out[start..]) {
                             return Err(format!("'{word}' becomes a special token even letter by letter"));
@@ -262,32 +295,36 @@ impl Inner {
 }
 
 /// Loads what is needed: with a verdict at hand, one engine only.
-fn choose(json: &str, file: &TokenizerFile, fingerprint: u64, options: &TokenizerOptions) -> Result<(Box<dyn Ids>, Engine)> {
+fn choose(json: &str, file: &TokenizerFile, fingerprint: u64, options: &TokenizerOptions) -> Result<(Box<dyn Ids>, Engine, Doubtful)> {
     let slow = || Slow::load(json).map_err(|e| Error::new(Status::Unsupported, format!("it cannot be read: {e}")));
-    let reference = |why: String| Ok((Box::new(slow()?) as Box<dyn Ids>, Engine::Reference(why)));
+    let reference = |why: String| Ok((Box::new(slow()?) as Box<dyn Ids>, Engine::Reference(why), Doubtful::default()));
     if options.reference_only {
         return reference("asked for".into());
     }
     let path = options.cache_dir.clone().or_else(user_cache).map(|dir| probe::verdict_path(&dir, fingerprint));
-    if let Some(Verdict::Differ(why)) = path.as_deref().and_then(probe::recall) {
+    let known = path.as_deref().and_then(probe::recall);
+    if let Some(Verdict::Differ(why)) = known {
         return reference(why);
     }
     let mut fast = match Fast::load(json) {
         Ok(fast) => fast,
         Err(why) => return reference(format!("the fast engine refuses the file: {why}")),
     };
-    let mut verdict = path.as_deref().and_then(probe::recall);
-    if verdict.is_none() {
-        let specials: Vec<String> = file.added_tokens.iter().map(|t| t.content.clone()).collect();
-        let found = probe::compare(&mut fast, &mut slow()?, file.vocab_size(), &specials);
-        if let Some(path) = &path {
-            probe::keep(path, &found);
+    let verdict = match known {
+        Some(verdict) => verdict,
+        None => {
+            tracing::info!("comparing both engines on a tokenizer seen for the first time; this takes some seconds");
+            let specials: Vec<String> = file.added_tokens.iter().map(|t| t.content.clone()).collect();
+            let verdict = probe::compare(&mut fast, &mut slow()?, file.vocab_size(), &specials);
+            if let Some(path) = &path {
+                probe::keep(path, &verdict);
+            }
+            verdict
         }
-        verdict = Some(found);
-    }
+    };
     match verdict {
-        Some(Verdict::Differ(why)) => reference(why),
-        _ => Ok((Box::new(fast), Engine::Fast)),
+        Verdict::Differ(why) => reference(why),
+        Verdict::Agree(doubtful) => Ok((Box::new(fast), Engine::Fast { doubtful: doubtful.tried() }, doubtful)),
     }
 }
 
