@@ -8,12 +8,11 @@ use super::arg::{self, Sized_, User};
 use super::guard::{guard, guard_or};
 use super::home::Home;
 use super::status::lw_status;
-use crate::base::{Error, Result};
+use crate::base::{Error, Result, Stop};
 use crate::data::{Dataset, DatasetSpec, DocBatch, DocStatus, ErrorPolicy, Format, OpenOptions, Progress, Reader, SkipReason, TextUnit};
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::PathBuf;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Told now and then of work that has to be done before the first document: `what` (`"index wiki"`, `"count tokens"`) is NUL-terminated
@@ -163,13 +162,13 @@ impl lw_dataset {
 }
 
 /// Passes on progress, and remembers that the work is to end.
-pub(super) fn progress(callback: lw_progress_fn, user: *mut c_void, stop: Arc<AtomicBool>) -> Option<impl Fn(&str, u64, u64) + Send + Sync + 'static> {
+pub(super) fn progress(callback: lw_progress_fn, user: *mut c_void, stop: Stop) -> Option<impl Fn(&str, u64, u64) + Send + Sync + 'static> {
     let (callback, user) = (callback?, User { user, drop: None });
     Some(move |what: &str, done: u64, total: u64| {
         let what = CString::new(what.replace('\0', "\u{fffd}")).unwrap_or_default();
         // SAFETY: whoever set the callback promised a function that may be called on any thread with this `user`; the string outlives the call.
         if unsafe { callback(user.get(), what.as_ptr(), done, total) } != 0 {
-            stop.store(true, Ordering::Relaxed);
+            stop.set();
         }
     })
 }
@@ -236,13 +235,14 @@ unsafe fn spec(given: &lw_dataset_options) -> Result<DatasetSpec> {
 unsafe fn open_options(given: &lw_dataset_options) -> Result<OpenOptions> {
     // SAFETY: the caller's promise.
     let cache_dir = unsafe { arg::c_string(given.cache_dir, "cache_dir") }?.map(PathBuf::from);
-    let stop = Arc::new(AtomicBool::new(false));
-    let told = progress(given.progress, given.progress_user, stop);
+    let stop = Stop::default();
+    let told = progress(given.progress, given.progress_user, stop.clone());
     Ok(OpenOptions {
         cache_dir,
         threads: usize::try_from(given.threads).unwrap_or(usize::MAX),
         memory_budget: given.memory_budget,
         progress: told.map(|told| Arc::new(move |p: Progress| told("index", p.done_bytes, p.total_bytes)) as crate::data::ProgressFn),
+        stop,
     })
 }
 

@@ -11,7 +11,7 @@ use super::guard::{guard, guard_or};
 use super::home::Home;
 use super::recipe::lw_recipe;
 use super::status::lw_status;
-use crate::base::{Error, Result, Status};
+use crate::base::{Error, Result, Status, Stop};
 use crate::data::Dataset;
 use crate::loader::{Loader, Options, Progress, ProgressFn};
 use crate::os::clock;
@@ -153,7 +153,7 @@ pub struct lw_loader {
     datasets: Vec<lw_dataset>,
     /// For batches.
     shared: Arc<[Dataset]>,
-    cancelled: Arc<AtomicBool>,
+    stop: Stop,
     closed: AtomicBool,
     batches: AtomicU64,
     waited_ns: AtomicU64,
@@ -180,9 +180,7 @@ impl lw_loader {
         let begin = clock::now();
         let batch = loop {
             let mut entered = self.enter()?;
-            if self.cancelled.swap(false, Ordering::Relaxed) {
-                return Err(interrupted());
-            }
+            self.stop.check()?;
             let slice = deadline.min(clock::after(SLICE));
             match entered.loader().next(Some(clock::instant(slice))) {
                 Err(e) if e.status == Status::Timeout && clock::now() < deadline => {}
@@ -264,10 +262,6 @@ impl Entered<'_> {
     }
 }
 
-fn interrupted() -> Error {
-    Error::new(Status::Interrupted, "the loader was asked to stop waiting; nothing was lost, call again")
-}
-
 /// Sets `struct_size` and makes everything else empty. NULL is allowed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_function_table_init(table: *mut lw_function_table) {
@@ -309,9 +303,9 @@ pub unsafe extern "C" fn lw_loader_open(recipe: *const lw_recipe, options: *cons
         let recipe = &unsafe { arg::object(recipe, "recipe") }?.recipe;
         // SAFETY: the caller promises NULL or options that begin with their size.
         let options = if options.is_null() { DEFAULTS } else { unsafe { arg::versioned(options, DEFAULTS) }? };
-        let cancelled = Arc::new(AtomicBool::new(false));
+        let stop = Stop::default();
         // SAFETY: the caller promises that what the options point to is readable during this call.
-        let tuning = unsafe { loader_options(&options, &cancelled) }?;
+        let tuning = unsafe { loader_options(&options, &stop) }?;
         // SAFETY: as above.
         let tables = unsafe { arg::slice(options.functions, options.function_count, "functions") }?;
         // SAFETY: as above; the functions can be called as their documentation says.
@@ -326,7 +320,7 @@ pub unsafe extern "C" fn lw_loader_open(recipe: *const lw_recipe, options: *cons
             schedule: loader.schedule().clone(),
             turn: Mutex::default(),
             loader: Mutex::new(Some(loader)),
-            cancelled,
+            stop,
             closed: AtomicBool::new(false),
             batches: AtomicU64::new(0),
             waited_ns: AtomicU64::new(0),
@@ -340,10 +334,10 @@ pub unsafe extern "C" fn lw_loader_open(recipe: *const lw_recipe, options: *cons
 
 /// # Safety
 /// The options' strings are NULL or readable.
-unsafe fn loader_options(given: &lw_loader_options, cancelled: &Arc<AtomicBool>) -> Result<Options> {
+unsafe fn loader_options(given: &lw_loader_options, stop: &Stop) -> Result<Options> {
     // SAFETY: the caller's promise.
     let cache_dir = unsafe { arg::c_string(given.cache_dir, "cache_dir") }?.map(PathBuf::from);
-    let told = progress(given.progress, given.progress_user, Arc::clone(cancelled));
+    let told = progress(given.progress, given.progress_user, stop.clone());
     let threads = if given.threads == LW_THREADS_ALL { Options::default().threads } else { given.threads as usize };
     Ok(Options {
         rank: given.rank,
@@ -356,6 +350,7 @@ unsafe fn loader_options(given: &lw_loader_options, cancelled: &Arc<AtomicBool>)
         memory_budget: given.memory_budget,
         task_bytes: given.task_bytes,
         progress: told.map(|told| Arc::new(move |p: &Progress| told(&p.what, p.done, p.total)) as ProgressFn),
+        stop: stop.clone(),
     })
 }
 
@@ -564,13 +559,13 @@ pub unsafe extern "C" fn lw_loader_decode(
     })
 }
 
-/// Ends the wait of `lw_loader_next`, or the counting of tokens, that is going on, or else the next one, with `LW_INTERRUPTED`. NULL is allowed. Any
+/// Ends the wait of `lw_loader_next`, the counting of tokens, or the seeking that is going on, or else the next one, with `LW_INTERRUPTED`. NULL is allowed. Any
 /// thread; safe in a signal handler.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_loader_cancel(loader: *const lw_loader) {
     // SAFETY: the caller promises NULL or a valid handle.
     if let Some(loader) = unsafe { loader.as_ref() } {
-        loader.cancelled.store(true, Ordering::Relaxed);
+        loader.stop.set();
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::lengths::LengthsWork;
 use super::run_to;
-use crate::base::{Error, Result, Status};
+use crate::base::{Error, Result, Status, Stop};
 use crate::pipeline::{Engine, LaneStart, Row, RunPlan, Tuning, Work};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ impl Guests {
         let tuning = Tuning { threads: 0, rows_ahead: 0, ..Tuning::default() };
         if !self.running.contains_key(&lane) {
             // Lengths alone say where the lane is then, so that only what the wanted rows hold is read.
-            let mark = run_to(plan, lengths, std::slice::from_ref(&start), row, tuning)?.remove(0);
+            let mark = run_to(plan, lengths, std::slice::from_ref(&start), row, tuning, &Stop::default())?.remove(0);
             let engine = Engine::new(plan.clone(), work.clone(), &[LaneStart { anchor: Some(mark), ..start }], tuning)?;
             self.running.insert(lane, (engine, row));
         }
