@@ -520,6 +520,19 @@ pub unsafe extern "C" fn lw_loader_info(loader: *const lw_loader, buffer: *mut c
     })
 }
 
+/// Writes, in words, what a run of this recipe on this rank does, in the order in which data flows, NUL-terminated, into `buffer`. `*len` becomes
+/// its length without the NUL; `capacity` 0 only asks for it.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_loader_explain(loader: *const lw_loader, buffer: *mut c_char, capacity: usize, len: *mut usize) -> lw_status {
+    guard(|| {
+        // SAFETY: the caller promises a valid handle.
+        let text = unsafe { arg::object(loader, "loader") }?.enter()?.loader().explain();
+        // SAFETY: the caller promises a buffer of that capacity.
+        unsafe { arg::put_text(&text, buffer, capacity, len) }
+    })
+}
+
 /// Writes what the loader has done, one JSON object, NUL-terminated, into `buffer`. Since it was opened: `batches` delivered and `waited_ns` for them, `bytes_read` for
 /// documents, `tokenizer` (the engine in use, and why). Since it was opened, loaded or moved, over the rank's lanes, what was made ahead included: `documents`, `tokens`, `rows`, `epoch` (the
 /// lowest), `truncated_tokens`, and documents left out: `empty`, `filtered`, `skipped`, `dropped` (of `dropped_tokens`). `*len` becomes its length without
