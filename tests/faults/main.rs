@@ -5,6 +5,14 @@ mod common;
 #[path = "../peer/mod.rs"]
 mod peer;
 
+mod broker;
+mod fairness;
+mod hostile;
+mod memory;
+mod models;
+mod patience;
+mod reclaim;
+mod syscalls;
 mod torture;
 
 #[test]

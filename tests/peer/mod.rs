@@ -7,7 +7,7 @@ mod student;
 mod worker;
 
 pub use student::StudentRole;
-pub use worker::WorkerRole;
+pub use worker::{WorkerRole, digest};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;

@@ -2,7 +2,7 @@
 
 use super::{hear, say};
 use crate::common::fill;
-use laneway::base::{Status, fnv1a};
+use laneway::base::{Status, fnv1a, log};
 use laneway::exchange::endpoints::Endpoints;
 use laneway::exchange::message::Model;
 use laneway::exchange::worker::{Task, Worker, WorkerOptions};
@@ -38,6 +38,8 @@ pub struct WorkerRole {
     pub digest: bool,
     /// Says of each batch: lane, first step, number.
     pub log: bool,
+    /// Says each error that is logged.
+    pub errors: bool,
     /// Makes one sample, fails one, gives one back and ends; dies at that point.
     #[cfg(feature = "kill-points")]
     pub kill_at: Option<u64>,
@@ -53,6 +55,10 @@ pub fn digest(model: &Model) -> u64 {
 pub fn play(role: WorkerRole) {
     let ballast = vec![1u8; role.ballast_mb << 20];
     std::hint::black_box(&ballast);
+    if role.errors {
+        log::set_level(log::LogLevel::Error);
+        log::set_sink(Some(Box::new(|_, _, text| say(&json!({ "error": text })))));
+    }
     let mut options = WorkerOptions::new(Endpoints::in_dir(&role.dir));
     options.layout = Some((*crate::common::layout(role.words)).clone());
     options.batch_size = role.batch.max(1);

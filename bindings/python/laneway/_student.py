@@ -48,6 +48,7 @@ class Options:
     max_batch: int = 8
     seed: int = 0
     embedded_broker: bool = False
+    spin_us: int = _structs.SPIN_ADAPTIVE
 
 
 @functools.cache
@@ -237,6 +238,7 @@ def _open(options: Options, timeout_s: float) -> int:
     c.slot_count, c.max_workers, c.max_batch = _slots(options), options.max_workers, options.max_batch
     c.prefetch, c.max_attempts = options.prefetch, options.max_attempts
     c.embedded_broker = options.embedded_broker
+    c.spin_us = options.spin_us
 
     def open_it(deadline: int) -> int:
         out = c_void_p()

@@ -48,6 +48,7 @@ class WorkerOptions:
     endpoints: Endpoints
     mediums: tuple[Any, ...]
     framework: Framework
+    spin_us: int
 
 
 class Task:
@@ -61,7 +62,7 @@ class Task:
         seed: what randomness should come from, so that another worker could make the same sample again.
         model_id, model_cfg: the model, as the leader's ``set_model`` was given it; not to be changed.
         generation: the model's number.
-        attempt: 1 for the first try, 2 after a worker failed at it or died, …
+        attempt: how many tries of this ticket have failed before: 0 for the first.
         tensors: writable views by name.
     """
 
@@ -288,6 +289,7 @@ def _open(options: WorkerOptions, timeout_s: float) -> int:
     lib.lw_worker_options_init(ctypes.byref(c))
     c.endpoints = options.endpoints.to_c()
     c.slot_size, c.batch_size = options.slot_size, options.batch_size
+    c.spin_us = options.spin_us
     c.worker_id = -1 if options.worker_id is None else options.worker_id
 
     def open_it(deadline: int) -> int:

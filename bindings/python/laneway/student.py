@@ -173,6 +173,7 @@ class StudentClient:
         seed: the run's seed, from which, with lane and step, each ticket's seed is made.
         broker: ``"embedded"`` starts a ``laneway broker`` process unless one answers; it ends after its last student and worker.
         framework: ``"torch"``, ``"numpy"``, or ``"auto"``: torch where it can be imported.
+        spin_us: microseconds to look before sleeping when nothing is there; None: what pays on this machine.
     """
 
     def __init__(
@@ -193,6 +194,7 @@ class StudentClient:
         seed: int = 0,
         broker: str | None = None,
         framework: Framework = "auto",
+        spin_us: int | None = None,
     ) -> None:
         if broker not in (None, "embedded"):
             raise ValueError(f"broker is {broker!r}; expected None (one runs already) or 'embedded'")
@@ -209,6 +211,7 @@ class StudentClient:
             max_attempts=check_count("max_attempts", max_attempts, 1),
             seed=check_count("seed", seed, 0, 2**64 - 1),
             embedded_broker=broker == "embedded",
+            spin_us=check_spin(spin_us),
         )
         self._framework: Framework = framework
         self._lock = ProcessLock()
@@ -354,6 +357,11 @@ def check_count(name: str, value: object, least: int, most: int = 2**31 - 1) -> 
     if not least <= number <= most:
         raise ValueError(f"{name} is {number}; expected {least} to {most}")
     return number  # type: ignore[no-any-return]
+
+
+def check_spin(spin_us: int | None) -> int:
+    """The library's number for it."""
+    return _structs.SPIN_ADAPTIVE if spin_us is None else check_count("spin_us", spin_us, 0)
 
 
 def _to_json(config: Any) -> str | None:

@@ -182,8 +182,7 @@ def test_a_broker_that_restarts_later_is_waited_for(client, house):
 
 def test_an_iterator_that_waits_ends_with_ctrl_c(house):
     code = """if True:
-        from laneway.mediums import SharedMemoryManager
-from peers import CONFIG
+        from peers import CONFIG
         from laneway import *
         print(1, flush=True)
         next(iter(DistillIterableDataset(0, None, 4, CONFIG)))"""
@@ -197,8 +196,7 @@ from peers import CONFIG
 def test_data_workers_end_with_a_killed_trainer(house):
     code = """if True:
         import sys
-        from laneway.mediums import SharedMemoryManager
-from peers import CONFIG
+        from peers import CONFIG
         from laneway import *
         from torch.utils.data import DataLoader, get_worker_info
         import multiprocessing
@@ -227,8 +225,7 @@ def test_two_processes_on_one_lane_are_refused_with_what_to_do(client, house):
     samples = iter(dataset(client))
     next(samples)
     code = """if True:
-        from laneway.mediums import SharedMemoryManager
-from peers import CONFIG
+        from peers import CONFIG
         from laneway import *
         next(iter(DistillIterableDataset(0, None, 4, CONFIG, max_retries=1)))"""
     done = subprocess.run([sys.executable, "-c", code], env=house.env, capture_output=True, text=True, timeout=60)

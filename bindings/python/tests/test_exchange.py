@@ -281,7 +281,7 @@ def test_a_worker_fills_torch_tensors_in_place_and_knows_the_model(house, client
     assert worker.hello()["worker_id"] == 17
     client.set_model("teacher", {"k": 1})
     assert (client.request_sample(timeout_ms=10_000).tensors["x"] == 0).all()
-    assert seen[0] == ("teacher", {"k": 1}, 1) and (worker.generation, worker.model_id) == (1, "teacher")
+    assert seen[0] == ("teacher", {"k": 1}, 0) and (worker.generation, worker.model_id) == (1, "teacher")
     worker.stop()
     assert client.request_sample(timeout_ms=200) is None
 
@@ -399,8 +399,8 @@ def test_the_broker_counts_and_refuses_a_second_one(folder):
 
     with Broker() as broker:
         with StudentClient(0, 4, CONFIG):
-            stats = broker.stats
-            assert json.dumps(stats) and stats.students == 1 and stats["workers"] == 0
+            wait_until(lambda: broker.stats.students == 1, "the student in the statistics")
+            assert json.dumps(broker.stats) and broker.stats["workers"] == 0
         with pytest.raises(errors.InUse, match=str(os.getpid())):
             Broker().start()
     assert not (folder / "frontend.sock").exists()
@@ -441,6 +441,7 @@ def test_options_that_make_no_sense_are_refused(folder):
         (lambda: StudentClient(0, 4, config, "localhost"), "frontend_endpoint is 'localhost'"),
         (lambda: StudentClient(0, 4, config, medium="disk").hello(), "medium is 'disk'"),
         (lambda: Worker(print, slot_size=0), "slot_size is 0"),
+        (lambda: StudentClient(0, 4, config, spin_us=-1), "spin_us is -1"),
         (lambda: Worker(print, slot_size=5, batch_config=config), "slot_size is 5; batch_config has 4"),
         (lambda: Worker(print, slot_size=4, batch_size=2), "batch_size needs fill_fn"),
     ]:

@@ -242,6 +242,11 @@ impl Window {
         if !meta.read() {
             return Some(format!("slot {slot} is {:?}, not ready, although its cell is full", meta.word().state()));
         }
+        let index = inner.segment.cell_index(position);
+        let claimed_at = inner.segment.cells()[index].claimed_at() as i64;
+        if let Some(took) = inner.deaths.reclaimed_in(index, word.version(), claimed_at) {
+            inner.stats.slowest_reclaim_ns.fetch_max(took, Ordering::Relaxed);
+        }
         self.found.push(Found { position, slot, content });
         None
     }

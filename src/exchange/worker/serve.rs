@@ -92,16 +92,18 @@ impl Inner {
         }
     }
 
-    /// Fetches the model, which may take a while and is done without the lock, and claims.
+    /// Fetches the model, which may take a while and is done without the lock, and claims. That a model cannot be had now is no reason to give up: the student's
+    /// tickets are left alone for a while. (A broker that restarts, a leader that has not told it yet, a student that names a generation that nobody ever set.)
     fn serve_turn(&self, student: &Arc<Attachment>, generation: u64, max: u32, out: &mut Vec<Task>, deadline: Nanos) -> Result<()> {
         let pause = match self.model(student, generation, deadline) {
             Ok(model) => match self.serve().claim(self, student, generation, &model, max, out)? {
                 Claimed::Done => return Ok(()),
                 Claimed::NoSlot => NO_SLOT,
             },
-            Err(e) if e.status == Status::Timeout => MODEL_UNKNOWN,
-            Err(e) if e.status == Status::Stale => MODEL_PAST,
-            Err(e) => return Err(e),
+            Err(e) => {
+                tracing::debug!("no model for {}, generation {generation}: {e}", student.student.label());
+                if e.status == Status::Stale { MODEL_PAST } else { MODEL_UNKNOWN }
+            }
         };
         student.block(generation, clock::after(pause));
         Ok(())
