@@ -157,6 +157,12 @@ fn user_functions_run_before_the_tokenizer_and_their_names_belong_to_the_run() {
     assert!(loader.stats().unwrap().counts.left_out.filtered > 20);
     let checkpoint = loader.save();
     open("1").load(&checkpoint).unwrap();
+    let mut named = Recipe::load(&dir.path().join("recipe.toml")).unwrap();
+    named.functions = vec!["shout 1".into(), "even 1".into()];
+    let [shout, even] = functions("1");
+    Loader::open(named.clone(), options(dir.path()), &[even.clone(), shout]).unwrap().load(&checkpoint).expect("the recipe gives the order");
+    let error = Loader::open(named, options(dir.path()), &[even]).err().unwrap();
+    assert!(error.message.contains("names the function 'shout 1', which was not given"), "{error}");
     let error = open("2").load(&checkpoint).unwrap_err();
     assert!(error.message.contains("functions is [\"shout 2\", \"even 1\"] now and was [\"shout 1\", \"even 1\"]"), "{error}");
 }
