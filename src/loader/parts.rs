@@ -2,7 +2,7 @@
 
 use super::lengths::{Counted, Lengths, LengthsWork, lengths};
 use super::{Options, Progress};
-use crate::base::Result;
+use crate::base::{Error, Result};
 use crate::data::{Dataset, OpenOptions, user_cache};
 use crate::pipeline::{DataIdentity, Function, TextWork, Work, tokenize};
 use crate::plan::Span;
@@ -49,7 +49,7 @@ pub struct Parts {
 impl Parts {
     /// Opens a recipe's datasets and its tokenizer.
     pub fn open(mut recipe: Recipe, options: &Options, functions: &[Function]) -> Result<Parts> {
-        recipe.functions = functions.iter().map(|f| f.name.clone()).collect();
+        let functions = in_order(&mut recipe, functions)?;
         recipe.check()?;
         let datasets: Vec<Dataset> = recipe.datasets.iter().map(|d| Dataset::open(&d.spec, &open_options(&d.spec.name, options))).collect::<Result<_>>()?;
         let tokenizer = load_tokenizer(&recipe, options)?;
@@ -65,7 +65,7 @@ impl Parts {
         let counted = datasets.clone();
         Ok(Parts {
             sources,
-            work: Arc::new(TextWork::new(datasets.clone(), tokenizer.clone(), functions.to_vec())),
+            work: Arc::new(TextWork::new(datasets.clone(), tokenizer.clone(), functions)),
             tokenizer: tokenizer.fingerprint(),
             tokenizer_engine: match tokenizer.engine() {
                 tokenize::Engine::Fast { doubtful: 0 } => "fast".into(),
@@ -118,6 +118,23 @@ impl Parts {
     }
 }
 
+/// The functions in the order of their names in the recipe. A recipe that names none takes those that are given.
+fn in_order(recipe: &mut Recipe, given: &[Function]) -> Result<Vec<Function>> {
+    let names: Vec<String> = given.iter().map(|f| f.name.clone()).collect();
+    if recipe.functions.is_empty() {
+        recipe.functions = names;
+        return Ok(given.to_vec());
+    }
+    if let Some(extra) = names.iter().find(|name| !recipe.functions.contains(name)) {
+        return Err(Error::invalid(format!("function '{extra}' was given, and the recipe names {}", recipe.functions.join(", "))));
+    }
+    let find = |name: &String| {
+        let found = given.iter().find(|f| f.name == *name).cloned();
+        found.ok_or_else(|| Error::invalid(format!("the recipe names the function '{name}', which was not given; it was written for a program that gives it")))
+    };
+    recipe.functions.iter().map(find).collect()
+}
+
 const NOT_COUNTED: &str = "not counted";
 
 /// Stands where only the cache is asked.
@@ -125,7 +142,7 @@ struct NotCounted;
 
 impl Work for NotCounted {
     fn worker(&self) -> Result<Box<dyn crate::pipeline::Worker>> {
-        Err(crate::base::Error::invalid(NOT_COUNTED))
+        Err(Error::invalid(NOT_COUNTED))
     }
 }
 

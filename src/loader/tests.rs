@@ -15,7 +15,7 @@ fn lens(source: usize, document: u64) -> u32 {
     }
 }
 
-/// Two datasets of 300 and 70 documents; rows of 16 tokens, 16 a step.
+/// Two datasets, of 100 and 25 documents where nothing else is said; rows of 16 tokens, 16 a step.
 fn recipe() -> Recipe {
     let mut datasets = vec![DatasetRecipe::new(DatasetSpec::new("a", ["a"])), DatasetRecipe::new(DatasetSpec::new("b", ["b"]))];
     datasets[1].weight = 0.3;
@@ -51,7 +51,7 @@ fn options(rank: u32, ranks: u32) -> Options {
 }
 
 fn open(recipe: &Recipe, options: Options) -> Loader {
-    Loader::assemble(parts(recipe, &[300, 70], lens), options).unwrap()
+    Loader::assemble(parts(recipe, &[100, 25], lens), options).unwrap()
 }
 
 /// Hashes of the global batches of some steps, from one loader a rank.
@@ -104,17 +104,18 @@ fn recipes() -> Vec<Recipe> {
     all
 }
 
+/// Forty-five rows a lane: six windows of the shuffle, and about four epochs of each source.
 #[test]
 fn global_batches_are_the_same_for_every_number_of_ranks_threads_and_depth() {
     for recipe in recipes() {
-        let expected = hashes(&mut world(&recipe, 1, |_| ()), 60);
-        assert_eq!(expected.iter().collect::<std::collections::HashSet<_>>().len(), 60, "batches differ from each other");
+        let expected = hashes(&mut world(&recipe, 1, |_| ()), 45);
+        assert_eq!(expected.iter().collect::<std::collections::HashSet<_>>().len(), 45, "batches differ from each other");
         for ranks in [2, 3, 4, 8, 16] {
-            assert_eq!(hashes(&mut world(&recipe, ranks, |_| ()), 60), expected, "{ranks} ranks");
+            assert_eq!(hashes(&mut world(&recipe, ranks, |_| ()), 45), expected, "{ranks} ranks");
         }
         for (threads, prefetch) in [(1, 0), (2, 1), (5, 16)] {
             let change = |o: &mut Options| (o.threads, o.prefetch, o.microbatch_size) = (threads, prefetch, Some(3));
-            assert_eq!(hashes(&mut world(&recipe, 2, change), 60), expected, "{threads} threads, {prefetch} steps ahead");
+            assert_eq!(hashes(&mut world(&recipe, 2, change), 45), expected, "{threads} threads, {prefetch} steps ahead");
         }
     }
 }
@@ -122,10 +123,10 @@ fn global_batches_are_the_same_for_every_number_of_ranks_threads_and_depth() {
 #[test]
 fn a_run_cut_anywhere_goes_on_with_any_number_of_ranks_as_if_it_had_not_been() {
     for recipe in recipes() {
-        let expected = hashes(&mut world(&recipe, 1, |_| ()), 60);
+        let expected = hashes(&mut world(&recipe, 1, |_| ()), 45);
         let mut done = Vec::new();
         let mut checkpoint: Option<Checkpoint> = None;
-        for (i, (ranks, steps)) in [(2, 0), (1, 1), (4, 7), (3, 9), (16, 1), (2, 20), (1, 0), (8, 22)].into_iter().enumerate() {
+        for (i, (ranks, steps)) in [(2, 0), (1, 1), (4, 7), (3, 9), (16, 1), (2, 12), (1, 0), (8, 15)].into_iter().enumerate() {
             let mut loaders = world(&recipe, ranks, |o| (o.threads, o.prefetch) = ([0, 2][i % 2], i as u64 % 3));
             if let Some(checkpoint) = &checkpoint {
                 loaders.iter_mut().for_each(|l| l.load(checkpoint).unwrap());
@@ -189,7 +190,7 @@ fn what_would_change_the_data_is_refused_by_name() {
     refused(|r| r.batch.global_batch = Steps::constant(32), "batch.global_batch");
     refused(|r| r.batch.lanes = Some(8), "batch.lanes");
     refused(|r| r.functions = vec!["clean 1".into()], "functions");
-    let mut parts = parts(&recipe, &[300, 71], lens);
+    let mut parts = parts(&recipe, &[100, 26], lens);
     parts.recipe = recipe.clone();
     let e = Loader::assemble(parts, options(0, 1)).unwrap().load(&checkpoint).unwrap_err();
     assert!(e.message.contains("dataset 'b'"), "{e}");
@@ -303,7 +304,7 @@ fn a_finite_stream_delivers_every_document_once_on_any_number_of_ranks() {
 fn a_finite_stream_resumes_at_every_step_on_other_ranks() {
     let mut recipe = recipe();
     recipe.datasets.iter_mut().for_each(|d| d.exhausted = Exhausted::Redistribute);
-    let (expected, ..) = whole(&recipe, &[300, 70], 1, lens);
+    let (expected, ..) = whole(&recipe, &[100, 25], 1, lens);
     let mut loaders = world(&recipe, 2, |_| ());
     for step in 0..expected.len() {
         let checkpoint = saved(&loaders, false);
@@ -332,7 +333,7 @@ fn a_checkpoint_stays_small_and_its_size_does_not_grow_with_depth_or_with_docume
     let size = |unit, lens: Lens, step| {
         let mut recipe = recipe();
         (recipe.mixture.unit, recipe.batch.global_batch) = (unit, Steps::constant(256));
-        let mut loader = Loader::assemble(parts(&recipe, &[40_000, 9_000], lens), Options { threads: 1, ..options(0, 1) }).unwrap();
+        let mut loader = Loader::assemble(parts(&recipe, &[20_000, 4_000], lens), Options { threads: 1, ..options(0, 1) }).unwrap();
         (0..step).for_each(|_| drop(loader.next(None).unwrap()));
         loader.save().to_bytes().len()
     };

@@ -136,6 +136,8 @@ pub(super) struct Lane {
     /// Per source: documents wanted ahead, and at once.
     demand: Vec<(usize, usize)>,
     streams: Vec<Stream>,
+    /// By tokens: the size of each source's next document.
+    next: Vec<u64>,
     packer: Packer,
     fetch: Fetch,
     windows: VecDeque<Window>,
@@ -161,6 +163,7 @@ impl Lane {
 
     fn at_beginning(slot: usize, plan: Arc<RunPlan>, ahead: Ahead, lane: u32) -> Lane {
         let mixer = Mixer::new(plan.unit, plan.seed, lane, &plan.weights[0].1);
+        let next = vec![0; plan.sources.len()];
         let streams = (0..plan.sources.len()).map(|i| Stream::new(i, lane, Cursor::default())).collect();
         let packer = Packer::new(&plan.pack, plan.domains.clone());
         let mut lane = Lane {
@@ -172,6 +175,7 @@ impl Lane {
             weights: 0,
             demand: Vec::new(),
             streams,
+            next,
             packer,
             fetch: Fetch::default(),
             windows: VecDeque::new(),
@@ -272,7 +276,6 @@ impl Lane {
         self.ask(tasks);
         let longest = if self.plan.pack.long_documents() == LongDocuments::Drop { self.plan.pack.max_length } else { u32::MAX };
         let counted = if self.plan.pack.long_documents() == LongDocuments::Truncate { self.plan.pack.max_length } else { u32::MAX };
-        let mut next = vec![0; self.streams.len()];
         let source = match self.plan.unit {
             Unit::Samples => {
                 let Some(source) = self.mixer.turn(&[]) else { return Ok(self.end()) };
@@ -283,16 +286,16 @@ impl Lane {
                 }
             }
             Unit::Tokens => {
-                for source in 0..next.len() {
+                for source in 0..self.streams.len() {
                     if self.mixer.takes_turns(source) {
                         match self.head(source, longest, tasks)? {
-                            Head::Ready(tokens) => next[source] = u64::from(tokens.min(counted)),
+                            Head::Ready(tokens) => self.next[source] = u64::from(tokens.min(counted)),
                             Head::Waiting => return Ok(false),
                             Head::Ended => return Ok(self.exhausted(source)),
                         }
                     }
                 }
-                let Some(source) = self.mixer.turn(&next) else { return Ok(self.end()) };
+                let Some(source) = self.mixer.turn(&self.next) else { return Ok(self.end()) };
                 source
             }
         };

@@ -121,7 +121,7 @@ fn a_mixer_continues_from_its_state_at_every_turn() {
         for n in 0..400u64 {
             let state = mixer.state().clone();
             assert_eq!(state.balance.iter().sum::<i64>(), 0);
-            let again = Mixer::restore(unit, 1, 5, now, &state);
+            let mut again = Mixer::restore(unit, 1, 5, now, &state);
             let next = [0, 1, 2].map(|s| 50 + mix(n * 3 + s) % 400);
             let turn = mixer.turn(&next);
             assert_eq!(again.turn(&next), turn, "{unit:?} at turn {n}");
