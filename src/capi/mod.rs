@@ -30,6 +30,16 @@ pub mod student;
 
 pub mod worker;
 
+pub mod dataset;
+
+pub mod recipe;
+
+pub mod batch;
+
+pub mod loader;
+
 mod callback_medium;
 mod dlpack;
+mod functions;
+mod home;
 mod open_tasks;

@@ -1,4 +1,4 @@
-//! The command line's grammar: `laneway COMMAND [--option VALUE] [--switch]`. A command is a table, from which its help
+//! The command line's grammar: `laneway COMMAND [ARGUMENT] [--option VALUE] [--switch]`. A command is a table, from which its help
 //! is printed and its words are checked; whatever is not in the table is an error with the nearest thing that is.
 
 use laneway::base::{Error, Result};
@@ -23,16 +23,23 @@ pub struct Command {
     pub name: &'static str,
     /// What it does.
     pub about: &'static str,
+    /// What its argument is called in the help; `None`: it takes none.
+    pub argument: Option<&'static str>,
     /// What it understands.
     pub flags: &'static [Flag],
     /// Does it.
     pub run: fn(&Options) -> Result<ExitCode>,
 }
 
-/// The options that were given.
-pub struct Options(BTreeMap<&'static str, String>);
+/// The options that were given, and the argument.
+pub struct Options(BTreeMap<&'static str, String>, Option<String>);
 
 impl Options {
+    /// The argument, if it was given.
+    pub fn argument(&self) -> Option<&str> {
+        self.1.as_deref()
+    }
+
     /// Whether a switch was given.
     pub fn has(&self, name: &str) -> bool {
         self.0.contains_key(name)
@@ -86,9 +93,13 @@ pub fn print(text: &str) -> ExitCode {
 }
 
 fn parse(command: &Command, words: &[&str]) -> Result<Options> {
-    let mut found = BTreeMap::new();
+    let (mut found, mut argument) = (BTreeMap::new(), None);
     let mut words = words.iter();
     while let Some(word) = words.next() {
+        if !word.starts_with('-') && command.argument.is_some() && argument.is_none() {
+            argument = Some((*word).to_owned());
+            continue;
+        }
         let (name, inline) = match word.split_once('=') {
             Some((name, value)) => (name, Some(value)),
             None => (*word, None),
@@ -110,7 +121,7 @@ fn parse(command: &Command, words: &[&str]) -> Result<Options> {
             return Err(Error::invalid(format!("{name} is given twice")));
         }
     }
-    Ok(Options(found))
+    Ok(Options(found, argument))
 }
 
 fn unknown(what: &str, word: &str, known: impl Iterator<Item = &'static str>, see: &str) -> Error {
@@ -144,7 +155,8 @@ fn overview(commands: &[&Command]) -> String {
 }
 
 fn help(command: &Command) -> String {
-    let mut text = format!("{}\n\nUsage: laneway {} [OPTIONS]\n\nOptions:\n", command.about, command.name);
+    let argument = command.argument.map_or(String::new(), |a| format!(" {a}"));
+    let mut text = format!("{}\n\nUsage: laneway {}{argument} [OPTIONS]\n\nOptions:\n", command.about, command.name);
     for flag in command.flags {
         let left = flag.value.map_or(flag.name.to_owned(), |v| format!("{} {v}", flag.name));
         text += &format!("  {left:<28}{}\n", flag.help);

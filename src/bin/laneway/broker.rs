@@ -14,6 +14,7 @@ use std::time::Duration;
 pub const COMMAND: Command = Command {
     name: "broker",
     about: "Introduce students and workers to each other\n\nServes until SIGINT or SIGTERM, then removes its files. A second broker at the same endpoints is refused.",
+    argument: None,
     flags: &[
         Flag { name: "--dir", value: Some("DIR"), help: "where the sockets are (default: $LANEWAY_DIR, /tmp/laneway-<uid>)" },
         Flag { name: "--frontend", value: Some("ENDPOINT"), help: "for students: ipc:///path or tcp://host:port" },

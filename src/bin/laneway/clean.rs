@@ -16,6 +16,7 @@ pub const COMMAND: Command = Command {
         That is: sockets and owner files of dead brokers in the directory, and files lw_* in /dev/shm whose names carry a process\n\
         of this PID namespace that is dead. Only this user's files; where /dev/shm is shared between containers, run it in the\n\
         one that made them.",
+    argument: None,
     flags: &[
         Flag { name: "--dir", value: Some("DIR"), help: "where brokers were (default: $LANEWAY_DIR, /tmp/laneway-<uid>)" },
         Flag { name: "--dry-run", value: None, help: "only say what would be removed" },

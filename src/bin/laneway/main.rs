@@ -1,16 +1,21 @@
-//! The `laneway` program: a broker to start, and tools to look after one.
+//! The `laneway` program: a broker to start and to look after; data to index, recipes to explain, inspect and verify.
 
 mod args;
 mod broker;
 mod clean;
+mod explain;
+mod index;
+mod inspect;
+mod recipe;
 mod stop;
 mod table;
 mod top;
+mod verify;
 
 use args::Command;
 use std::process::ExitCode;
 
-const COMMANDS: &[&Command] = &[&broker::COMMAND, &top::COMMAND, &stop::COMMAND, &clean::COMMAND];
+const COMMANDS: &[&Command] = &[&broker::COMMAND, &top::COMMAND, &stop::COMMAND, &clean::COMMAND, &index::COMMAND, &explain::COMMAND, &inspect::COMMAND, &verify::COMMAND];
 
 fn main() -> ExitCode {
     let words: Vec<_> = std::env::args_os().skip(1).collect();

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 pub const COMMAND: Command = Command {
     name: "stop",
     about: "Stop a broker, or all of its workers",
+    argument: None,
     flags: &[
         Flag { name: "--dir", value: Some("DIR"), help: "where the broker's sockets are (default: $LANEWAY_DIR, /tmp/laneway-<uid>)" },
         Flag { name: "--control", value: Some("ENDPOINT"), help: "the broker's control socket" },

@@ -16,6 +16,7 @@ pub const COMMAND: Command = Command {
     about: "Show students, workers and their rates, live\n\n\
         `slow` marks a worker that takes more than 4 times as long for a sample as the median of its generation's workers,\n\
         `silent` a peer that has not reported for 3 s, `stopped` one whose process is stopped.",
+    argument: None,
     flags: &[
         Flag { name: "--dir", value: Some("DIR"), help: "where the broker's sockets are (default: $LANEWAY_DIR, /tmp/laneway-<uid>)" },
         Flag { name: "--frontend", value: Some("ENDPOINT"), help: "the broker's frontend" },

@@ -1,0 +1,452 @@
+//! A strict JSON reader (RFC 8259) that wants one string out of each line and nothing else.
+//!
+//! It checks the whole line, since a line that is not JSON has to be reported rather than guessed at, but builds no tree:
+//! strings that are not asked for are stepped over by `memchr`, and the one that is goes unescaped straight into the
+//! caller's buffer. A repeated key means its last value, as in Python and JavaScript.
+
+use memchr::memchr2;
+
+/// Deeper nesting than this is refused, so that a hostile line cannot use memory without end.
+pub const MAX_DEPTH: usize = 1024;
+
+/// Where and why a line is not JSON.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JsonError {
+    /// Byte offset in the line.
+    pub offset: usize,
+    /// What was expected there.
+    pub expected: &'static str,
+}
+
+/// What the line holds at the wanted field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// A string; its text was appended.
+    Text,
+    /// The line is an object without that field.
+    Missing,
+    /// The field is `null`.
+    Null,
+    /// The field is a number, a boolean, an array or an object: which one.
+    Other(&'static str),
+    /// A string with half a surrogate pair in its escapes, which no Unicode text can hold.
+    LoneSurrogate,
+    /// The line is JSON but not an object.
+    NotAnObject,
+}
+
+/// Reads lines; keeps its stack between them.
+#[derive(Default)]
+pub struct JsonReader {
+    /// One entry for each open array (false) or object (true).
+    open: Vec<bool>,
+}
+
+impl JsonReader {
+    /// Checks that `line` is one JSON value and appends the string at `field` to `out`. `a.b` names field `b` of object
+    /// `a`, or a field whose own name is `a.b`. With `repair`, half surrogate pairs become U+FFFD instead of
+    /// [`Found::LoneSurrogate`]. `out` is as it was unless the answer is [`Found::Text`].
+    pub fn extract(&mut self, line: &str, field: &str, repair: bool, out: &mut String) -> Result<Found, JsonError> {
+        let start = out.len();
+        self.open.clear();
+        let mut scan = Scan { text: line, bytes: line.as_bytes(), at: 0, open: &mut self.open };
+        scan.space();
+        let found = if scan.peek() == Some(b'{') { scan.object(field, repair, out) } else { scan.value().map(|_| Found::NotAnObject) };
+        let found = found.and_then(|f| {
+            scan.space();
+            if scan.at == scan.bytes.len() { Ok(f) } else { Err(scan.error("the end of the line")) }
+        });
+        if found != Ok(Found::Text) {
+            out.truncate(start);
+        }
+        found
+    }
+}
+
+struct Scan<'a> {
+    text: &'a str,
+    bytes: &'a [u8],
+    at: usize,
+    open: &'a mut Vec<bool>,
+}
+
+impl Scan<'_> {
+    fn error(&self, expected: &'static str) -> JsonError {
+        JsonError { offset: self.at, expected }
+    }
+
+    fn peek(&self) -> Option<u8> {
+        self.bytes.get(self.at).copied()
+    }
+
+    fn space(&mut self) {
+        while let Some(b' ' | b'\t' | b'\r' | b'\n') = self.peek() {
+            self.at += 1;
+        }
+    }
+
+    fn expect(&mut self, byte: u8, expected: &'static str) -> Result<(), JsonError> {
+        if self.peek() == Some(byte) {
+            self.at += 1;
+            Ok(())
+        } else {
+            Err(self.error(expected))
+        }
+    }
+
+    /// An object at the cursor, looking for `field` in it. Recursion is as deep as `field` has dots.
+    fn object(&mut self, field: &str, repair: bool, out: &mut String) -> Result<Found, JsonError> {
+        let start = out.len();
+        let mut found = Found::Missing;
+        self.at += 1;
+        self.space();
+        if self.peek() == Some(b'}') {
+            self.at += 1;
+            return Ok(found);
+        }
+        loop {
+            let rest = self.key(field)?;
+            self.space();
+            self.expect(b':', "':' after a field's name")?;
+            self.space();
+            match (rest, self.peek()) {
+                (Some(""), Some(b'"')) => {
+                    out.truncate(start);
+                    let whole = self.string(Some((&mut *out, repair)))?;
+                    found = if whole { Found::Text } else { Found::LoneSurrogate };
+                }
+                (Some(""), _) => {
+                    found = match self.value()? {
+                        "null" => Found::Null,
+                        kind => Found::Other(kind),
+                    }
+                }
+                (Some(inner), Some(b'{')) => {
+                    // As flat and nested spellings may both occur, a nested object that lacks the field changes nothing.
+                    let before = out.len();
+                    match self.object(inner, repair, out)? {
+                        Found::Missing => {}
+                        Found::Text => {
+                            out.drain(start..before);
+                            found = Found::Text;
+                        }
+                        other => found = other,
+                    }
+                }
+                _ => {
+                    self.value()?;
+                }
+            }
+            self.space();
+            match self.peek() {
+                Some(b',') => self.at += 1,
+                Some(b'}') => {
+                    self.at += 1;
+                    return Ok(found);
+                }
+                _ => return Err(self.error("',' or '}' in an object")),
+            }
+            self.space();
+        }
+    }
+
+    /// A field's name at the cursor. `Some("")` if it is `field`, `Some(rest)` if it is the part of `field` before a dot.
+    fn key<'f>(&mut self, field: &'f str) -> Result<Option<&'f str>, JsonError> {
+        if self.peek() != Some(b'"') {
+            return Err(self.error("a field's name in '\"'"));
+        }
+        let from = self.at + 1;
+        self.string(None)?;
+        let raw = &self.text[from..self.at - 1];
+        let unescaped;
+        let name = if raw.contains('\\') {
+            let mut s = String::new();
+            let end = std::mem::replace(&mut self.at, from - 1);
+            self.string(Some((&mut s, true)))?;
+            self.at = end;
+            unescaped = s;
+            unescaped.as_str()
+        } else {
+            raw
+        };
+        Ok(field.strip_prefix(name).and_then(|rest| if rest.is_empty() { Some(rest) } else { rest.strip_prefix('.').filter(|r| !r.is_empty()) }))
+    }
+
+    /// Steps over any value, checking it; returns what kind it is. Uses the stack `open`, not recursion.
+    fn value(&mut self) -> Result<&'static str, JsonError> {
+        let base = self.open.len();
+        let mut kind = "";
+        loop {
+            let this = match self.peek() {
+                Some(b'{') => {
+                    self.enter(true)?;
+                    if self.peek() == Some(b'}') {
+                        self.at += 1;
+                        self.open.pop();
+                        "an object"
+                    } else {
+                        self.member()?;
+                        kind = if kind.is_empty() { "an object" } else { kind };
+                        continue;
+                    }
+                }
+                Some(b'[') => {
+                    self.enter(false)?;
+                    if self.peek() == Some(b']') {
+                        self.at += 1;
+                        self.open.pop();
+                        "an array"
+                    } else {
+                        kind = if kind.is_empty() { "an array" } else { kind };
+                        continue;
+                    }
+                }
+                Some(b'"') => {
+                    self.string(None)?;
+                    "a string"
+                }
+                Some(b'-' | b'0'..=b'9') => {
+                    self.number()?;
+                    "a number"
+                }
+                Some(b't') => self.literal("true")?,
+                Some(b'f') => self.literal("false")?,
+                Some(b'n') => self.literal("null")?,
+                _ => return Err(self.error("a value")),
+            };
+            kind = if kind.is_empty() { this } else { kind };
+            loop {
+                if self.open.len() == base {
+                    return Ok(kind);
+                }
+                self.space();
+                match (self.peek(), *self.open.last().expect("deeper than base")) {
+                    (Some(b','), true) => {
+                        self.at += 1;
+                        self.space();
+                        self.member()?;
+                        break;
+                    }
+                    (Some(b','), false) => {
+                        self.at += 1;
+                        self.space();
+                        break;
+                    }
+                    (Some(b'}'), true) | (Some(b']'), false) => {
+                        self.at += 1;
+                        self.open.pop();
+                    }
+                    (_, true) => return Err(self.error("',' or '}' in an object")),
+                    (_, false) => return Err(self.error("',' or ']' in an array")),
+                }
+            }
+        }
+    }
+
+    fn enter(&mut self, object: bool) -> Result<(), JsonError> {
+        if self.open.len() == MAX_DEPTH {
+            return Err(self.error("at most 1024 levels of nesting"));
+        }
+        self.open.push(object);
+        self.at += 1;
+        self.space();
+        Ok(())
+    }
+
+    /// The name and colon of a field whose value comes next.
+    fn member(&mut self) -> Result<(), JsonError> {
+        if self.peek() != Some(b'"') {
+            return Err(self.error("a field's name in '\"'"));
+        }
+        self.string(None)?;
+        self.space();
+        self.expect(b':', "':' after a field's name")?;
+        self.space();
+        Ok(())
+    }
+
+    fn literal(&mut self, word: &'static str) -> Result<&'static str, JsonError> {
+        if self.bytes[self.at..].starts_with(word.as_bytes()) {
+            self.at += word.len();
+            Ok(if word == "null" { "null" } else { "a boolean" })
+        } else {
+            Err(self.error("true, false or null"))
+        }
+    }
+
+    fn digits(&mut self) -> Result<(), JsonError> {
+        if !matches!(self.peek(), Some(b'0'..=b'9')) {
+            return Err(self.error("a digit"));
+        }
+        while let Some(b'0'..=b'9') = self.peek() {
+            self.at += 1;
+        }
+        Ok(())
+    }
+
+    fn number(&mut self) -> Result<(), JsonError> {
+        if self.peek() == Some(b'-') {
+            self.at += 1;
+        }
+        if self.peek() == Some(b'0') {
+            self.at += 1;
+        } else {
+            self.digits()?;
+        }
+        if self.peek() == Some(b'.') {
+            self.at += 1;
+            self.digits()?;
+        }
+        if let Some(b'e' | b'E') = self.peek() {
+            self.at += 1;
+            if let Some(b'+' | b'-') = self.peek() {
+                self.at += 1;
+            }
+            self.digits()?;
+        }
+        Ok(())
+    }
+
+    /// A string at the cursor, unescaped into the sink if there is one. `Ok(false)`: it held half a surrogate pair and the
+    /// sink's `repair` was false.
+    fn string(&mut self, mut sink: Option<(&mut String, bool)>) -> Result<bool, JsonError> {
+        let mut whole = true;
+        self.at += 1;
+        loop {
+            let Some(run) = memchr2(b'"', b'\\', &self.bytes[self.at..]) else {
+                self.at = self.bytes.len();
+                return Err(self.error("'\"' to end a string"));
+            };
+            let end = self.at + run;
+            // The comparison of all bytes without a branch is what lets the compiler use vector instructions.
+            if self.bytes[self.at..end].iter().fold(false, |any, b| any | (*b < 0x20)) {
+                self.at += self.bytes[self.at..end].iter().position(|b| *b < 0x20).expect("one was seen");
+                return Err(self.error("no control character in a string (write it as \\u00XX)"));
+            }
+            if let Some((out, _)) = &mut sink {
+                out.push_str(&self.text[self.at..end]);
+            }
+            self.at = end;
+            // Text written as ASCII is one escape after another: stay here as long as that lasts.
+            while self.peek() == Some(b'\\') {
+                let repair = sink.as_ref().is_some_and(|s| s.1);
+                match self.escape()? {
+                    Some(c) => {
+                        if let Some((out, _)) = &mut sink {
+                            out.push(c);
+                        }
+                    }
+                    None if repair => {
+                        if let Some((out, _)) = &mut sink {
+                            out.push('\u{FFFD}');
+                        }
+                    }
+                    None => whole = false,
+                }
+            }
+            if self.peek() == Some(b'"') {
+                self.at += 1;
+                return Ok(whole);
+            }
+        }
+    }
+
+    /// One escape at the cursor; `None` is half a surrogate pair.
+    fn escape(&mut self) -> Result<Option<char>, JsonError> {
+        let c = match self.bytes.get(self.at + 1) {
+            Some(b'n') => '\n',
+            Some(b'"') => '"',
+            Some(b'\\') => '\\',
+            Some(b'/') => '/',
+            Some(b't') => '\t',
+            Some(b'r') => '\r',
+            Some(b'b') => '\u{8}',
+            Some(b'f') => '\u{c}',
+            Some(b'u') => {
+                let high = self.hex(self.at + 2)?;
+                self.at += 6;
+                if (0xD800..0xDC00).contains(&high) && self.bytes[self.at..].starts_with(b"\\u") {
+                    let low = self.hex(self.at + 2)?;
+                    if (0xDC00..0xE000).contains(&low) {
+                        self.at += 6;
+                        return Ok(char::from_u32(0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00)));
+                    }
+                }
+                return Ok(char::from_u32(high));
+            }
+            _ => return Err(self.error("one of \\\" \\\\ \\/ \\b \\f \\n \\r \\t \\uXXXX")),
+        };
+        self.at += 2;
+        Ok(Some(c))
+    }
+
+    fn hex(&self, at: usize) -> Result<u32, JsonError> {
+        let digits = self.bytes.get(at..at + 4).filter(|d| d.iter().all(u8::is_ascii_hexdigit));
+        let value = digits.map(|d| d.iter().fold(0, |n, b| n * 16 + char::from(*b).to_digit(16).expect("checked")));
+        value.ok_or(JsonError { offset: at, expected: "four hexadecimal digits after \\u" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn get(line: &str, field: &str) -> (Result<Found, JsonError>, String) {
+        let mut out = String::from("kept ");
+        let found = JsonReader::default().extract(line, field, false, &mut out);
+        (found, out.strip_prefix("kept ").expect("earlier text stays").to_string())
+    }
+
+    #[test]
+    fn the_string_at_the_field_is_appended_unescaped() {
+        let (found, text) = get(r#" {"id": [1, {"text": 2}], "text": "a\n\"é\u00e9\ud83d\ude00\\z", "n": -1.5e+3} "#, "text");
+        assert_eq!((found, text.as_str()), (Ok(Found::Text), "a\n\"éé😀\\z"));
+    }
+
+    #[test]
+    fn a_dotted_field_is_found_nested_or_flat() {
+        assert_eq!(get(r#"{"a": {"x": 0, "b": "in"}}"#, "a.b"), (Ok(Found::Text), "in".into()));
+        assert_eq!(get(r#"{"a.b": "flat"}"#, "a.b"), (Ok(Found::Text), "flat".into()));
+        assert_eq!(get(r#"{"a": {"b": "one"}, "a": {"b": "two"}}"#, "a.b"), (Ok(Found::Text), "two".into()));
+        assert_eq!(get(r#"{"a": {"c": "other"}}"#, "a.b").0, Ok(Found::Missing));
+    }
+
+    #[test]
+    fn the_last_of_a_repeated_key_counts() {
+        assert_eq!(get(r#"{"text": "one", "text": "two"}"#, "text"), (Ok(Found::Text), "two".into()));
+        assert_eq!(get(r#"{"text": "one", "text": null}"#, "text"), (Ok(Found::Null), String::new()));
+        assert_eq!(get(r#"{"t\u0065xt": "escaped key"}"#, "text"), (Ok(Found::Text), "escaped key".into()));
+    }
+
+    #[test]
+    fn what_is_not_text_is_named() {
+        assert_eq!(get(r#"{"text": 5}"#, "text").0, Ok(Found::Other("a number")));
+        assert_eq!(get(r#"{"text": [["x"], 1]}"#, "text").0, Ok(Found::Other("an array")));
+        assert_eq!(get(r#"{"text": {"a": []}}"#, "text").0, Ok(Found::Other("an object")));
+        assert_eq!(get(r#"{"text": true}"#, "text").0, Ok(Found::Other("a boolean")));
+        assert_eq!(get(r#"{"text": null}"#, "text").0, Ok(Found::Null));
+        assert_eq!(get(r#"["text"]"#, "text").0, Ok(Found::NotAnObject));
+        assert_eq!(get("{}", "text").0, Ok(Found::Missing));
+    }
+
+    #[test]
+    fn half_a_surrogate_pair_is_told_or_repaired() {
+        let line = r#"{"text": "x\ud83d y\ude00\ud83d\ud83d\ude00"}"#;
+        assert_eq!(get(line, "text").0, Ok(Found::LoneSurrogate));
+        let mut out = String::new();
+        assert_eq!(JsonReader::default().extract(line, "text", true, &mut out), Ok(Found::Text));
+        assert_eq!(out, "x\u{FFFD} y\u{FFFD}\u{FFFD}😀");
+        assert_eq!(get(r#"{"other": "\ud83d", "text": "ok"}"#, "text").0, Ok(Found::Text));
+    }
+
+    #[test]
+    fn errors_say_where_and_what_was_expected() {
+        let at = |line| get(line, "text").0.unwrap_err();
+        assert_eq!(at(r#"{"text": "oops"#), JsonError { offset: 14, expected: "'\"' to end a string" });
+        assert_eq!(at(r#"{"text": "a",}"#).offset, 13);
+        assert_eq!(at(r#"{"text": "a"} x"#), JsonError { offset: 14, expected: "the end of the line" });
+        assert_eq!(at("{\"text\": \"a\tb\"}").offset, 11);
+        assert_eq!(at(&"[".repeat(MAX_DEPTH + 1)).offset, MAX_DEPTH);
+        assert!(get(&format!("{}{}", "[".repeat(MAX_DEPTH), "]".repeat(MAX_DEPTH)), "text").0.is_ok());
+    }
+}

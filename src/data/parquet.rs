@@ -1,0 +1,253 @@
+//! One text column of an Apache Parquet file, by rows: a row group is a group, and memory is bounded by pages.
+
+use super::index::ShardGroup;
+use super::shards::ShardFile;
+use crate::base::{Error, Result};
+use bytes::Bytes;
+use parquet::basic::{ConvertedType, LogicalType, Type};
+use parquet::column::reader::{ColumnReaderImpl, GenericColumnReader};
+use parquet::data_type::{ByteArray, ByteArrayType};
+use parquet::errors::ParquetError;
+use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataOptions, ParquetMetaDataReader, ParquetStatisticsPolicy};
+use parquet::file::reader::{ChunkReader, Length};
+use parquet::file::serialized_reader::SerializedPageReader;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use twox_hash::XxHash3_64;
+
+/// Rows decoded at a time: enough to make the cost of a call small, few enough that the pages they hold are few.
+const ROWS: usize = 1024;
+
+/// Read at a time for a page's header, which is some dozens of bytes.
+const HEADER: usize = 512;
+
+/// A page is 1 MiB unless its writer was told otherwise; a half-read column holds one, its dictionary, and what is decoded.
+const CURSOR: u64 = 3 << 20;
+
+/// A file as the `parquet` crate wants to read it.
+pub(super) struct Source {
+    file: Arc<File>,
+    len: u64,
+    read: Arc<AtomicU64>,
+}
+
+impl Source {
+    /// `read` counts the bytes.
+    pub fn new(file: Arc<File>, read: Arc<AtomicU64>) -> io::Result<Source> {
+        Ok(Source { len: file.metadata()?.len(), file, read })
+    }
+}
+
+impl Length for Source {
+    fn len(&self) -> u64 {
+        self.len
+    }
+}
+
+impl ChunkReader for Source {
+    type T = HeaderReader;
+
+    fn get_read(&self, start: u64) -> parquet::errors::Result<HeaderReader> {
+        Ok(HeaderReader { file: self.file.clone(), read: self.read.clone(), next: start, buffer: [0; HEADER], at: 0, len: 0 })
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> parquet::errors::Result<Bytes> {
+        if start.checked_add(length as u64).is_none_or(|end| end > self.len) {
+            return Err(ParquetError::EOF(format!("{length} bytes at {start} are past the end of the file")));
+        }
+        let mut bytes = vec![0; length];
+        self.file.read_exact_at(&mut bytes, start)?;
+        self.read.fetch_add(length as u64, Ordering::Relaxed);
+        Ok(bytes.into())
+    }
+}
+
+/// Reads small things from an offset on.
+pub(super) struct HeaderReader {
+    file: Arc<File>,
+    read: Arc<AtomicU64>,
+    next: u64,
+    buffer: [u8; HEADER],
+    at: usize,
+    len: usize,
+}
+
+impl Read for HeaderReader {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        if self.at == self.len {
+            self.len = self.file.read_at(&mut self.buffer, self.next)?;
+            (self.at, self.next) = (0, self.next + self.len as u64);
+            self.read.fetch_add(self.len as u64, Ordering::Relaxed);
+        }
+        let n = out.len().min(self.len - self.at);
+        out[..n].copy_from_slice(&self.buffer[self.at..self.at + n]);
+        self.at += n;
+        Ok(n)
+    }
+}
+
+/// An opened file: what its footer says, and which column holds the text.
+pub(super) struct Table {
+    meta: ParquetMetaData,
+    column: usize,
+    /// The column's type is that of nulls: it holds nothing else, whatever it is stored as.
+    null: bool,
+}
+
+/// What the index keeps of a file.
+pub(super) struct Rows {
+    pub groups: Vec<ShardGroup>,
+    pub rows: u64,
+    /// Hash of the footer, which holds size, place and statistics of every column.
+    pub hash: u64,
+}
+
+impl Table {
+    /// Reads the footer. `Err(String)`: why the file cannot be used.
+    pub fn open(source: &Source, field: &str) -> Result<Table, String> {
+        let guarded = catch_unwind(AssertUnwindSafe(|| {
+            let skip = ParquetStatisticsPolicy::SkipAll;
+            let options = ParquetMetaDataOptions::new().with_column_stats_policy(skip.clone()).with_size_stats_policy(skip);
+            ParquetMetaDataReader::new().with_metadata_options(Some(options)).parse_and_finish(source)
+        }));
+        let meta = guarded.unwrap_or_else(|_| Err(ParquetError::General("its footer makes no sense".into())));
+        let meta = meta.map_err(|e| format!("not a readable Parquet file ({})", plain(&e)))?;
+        let schema = meta.file_metadata().schema_descr();
+        let columns = schema.columns();
+        let Some(column) = columns.iter().position(|c| c.path().string() == field) else {
+            let names: Vec<String> = columns.iter().map(|c| c.path().string()).collect();
+            return Err(format!("it has no column '{field}'; its columns are {}", names.join(", ")));
+        };
+        let descr = schema.column(column);
+        let kind = match descr.logical_type_ref() {
+            Some(LogicalType::String | LogicalType::Enum | LogicalType::Json) => true,
+            Some(_) => false,
+            None => matches!(descr.converted_type(), ConvertedType::NONE | ConvertedType::UTF8 | ConvertedType::ENUM | ConvertedType::JSON),
+        };
+        let null = matches!(descr.logical_type_ref(), Some(LogicalType::Unknown));
+        if !null && (descr.physical_type() != Type::BYTE_ARRAY || !kind) {
+            return Err(format!("its column '{field}' is of type {:?}; expected a string", descr.physical_type()));
+        }
+        if descr.max_rep_level() > 0 {
+            return Err(format!("its column '{field}' holds a list in each row; expected one string"));
+        }
+        Ok(Table { meta, column, null })
+    }
+
+    /// Rows and row groups.
+    pub fn rows(&self, source: &Source) -> Result<Rows, String> {
+        let (mut groups, mut rows) = (Vec::new(), 0);
+        for (i, group) in self.meta.row_groups().iter().enumerate() {
+            let count = u32::try_from(group.num_rows()).map_err(|_| format!("row group {i} says that it has {} rows", group.num_rows()))?;
+            let column = group.column(self.column);
+            if column.num_values() != i64::from(count) {
+                return Err(format!("row group {i} has {count} rows and {} values", column.num_values()));
+            }
+            if count > 0 {
+                // Also finds codecs that this build lacks.
+                RowCursor::open(self, &Arc::new(source.again()), i).map_err(|e| format!("row group {i}: {e}"))?;
+                let bytes = u64::try_from(column.uncompressed_size()).unwrap_or(0);
+                groups.push(ShardGroup { first: rows, documents: count, start: i as u64, end: i as u64, line: rows, bytes });
+            }
+            rows += u64::from(count);
+        }
+        let tail = source.get_bytes(source.len.saturating_sub(8), 8).map_err(|e| e.to_string())?;
+        let footer = u64::from(u32::from_le_bytes(tail[..4].try_into().map_err(|_| "its footer is cut off")?)) + 8;
+        let bytes = source.get_bytes(source.len.saturating_sub(footer), footer.min(source.len) as usize).map_err(|e| e.to_string())?;
+        Ok(Rows { groups, rows, hash: XxHash3_64::oneshot(&bytes) })
+    }
+}
+
+impl Source {
+    fn again(&self) -> Source {
+        Source { file: self.file.clone(), len: self.len, read: self.read.clone() }
+    }
+}
+
+/// A place in the text column of a row group, from which rows are read on.
+pub(super) struct RowCursor {
+    /// `None` if all rows are null.
+    column: Option<ColumnReaderImpl<ByteArrayType>>,
+    levels: Vec<i16>,
+    values: Vec<ByteArray>,
+    /// Definition level of a row that is not null.
+    defined: i16,
+}
+
+impl RowCursor {
+    /// At the first row of row group `group`.
+    pub fn open(table: &Table, source: &Arc<Source>, group: usize) -> Result<RowCursor, String> {
+        let group = table.meta.row_groups().get(group).ok_or("it has fewer row groups than when it was indexed")?;
+        let chunk = group.column(table.column);
+        let rows = usize::try_from(group.num_rows()).map_err(|e| e.to_string())?;
+        let opened = catch_unwind(AssertUnwindSafe(|| SerializedPageReader::new(source.clone(), chunk, rows, None)));
+        let pages = opened.unwrap_or_else(|_| Err(ParquetError::General("the column's place makes no sense".into()))).map_err(|e| plain(&e))?;
+        let descr = chunk.column_descr_ptr();
+        let defined = descr.max_def_level();
+        let column = (!table.null).then(|| GenericColumnReader::new(descr, Box::new(pages)));
+        Ok(RowCursor { column, levels: Vec::new(), values: Vec::new(), defined })
+    }
+
+    /// Memory that it is taken to hold.
+    pub fn cost(group_bytes: u64) -> u64 {
+        CURSOR.min(group_bytes + (64 << 10))
+    }
+
+    /// Skips `n` rows. Pages that hold none of interest are not read.
+    pub fn skip(&mut self, n: usize) -> Result<(), String> {
+        let Some(column) = &mut self.column else { return Ok(()) };
+        let skipped = catch_unwind(AssertUnwindSafe(|| column.skip_records(n)));
+        match skipped.unwrap_or_else(|_| Err(ParquetError::General("it makes no sense".into()))) {
+            Ok(skipped) if skipped == n => Ok(()),
+            Ok(_) => Err("the column ends early".into()),
+            Err(e) => Err(plain(&e)),
+        }
+    }
+
+    /// Reads `n` rows, calling `each` with every row's bytes, `None` for null. After an error the cursor is of no use, and
+    /// `each` has been called for none of the last `ROWS` rows or more.
+    pub fn read(&mut self, n: usize, mut each: impl FnMut(Option<&[u8]>)) -> Result<(), String> {
+        let Some(column) = &mut self.column else {
+            (0..n).for_each(|_| each(None));
+            return Ok(());
+        };
+        let mut left = n;
+        while left > 0 {
+            let want = left.min(ROWS);
+            self.levels.clear();
+            self.values.clear();
+            let (levels, values) = (&mut self.levels, &mut self.values);
+            let read = catch_unwind(AssertUnwindSafe(|| column.read_records(want, Some(levels), None, values)));
+            match read.unwrap_or_else(|_| Err(ParquetError::General("it makes no sense".into()))) {
+                Ok((rows, _, _)) if rows == want => {}
+                Ok(_) => return Err("the column ends early".into()),
+                Err(e) => return Err(plain(&e)),
+            }
+            let mut values = self.values.iter();
+            for row in 0..want {
+                let null = self.defined > 0 && self.levels[row] < self.defined;
+                each(if null { None } else { Some(values.next().ok_or("a value is missing")?.data()) });
+            }
+            left -= want;
+        }
+        self.values.clear();
+        Ok(())
+    }
+}
+
+/// The crate's errors carry its own names in front.
+fn plain(e: &ParquetError) -> String {
+    match e {
+        ParquetError::General(s) | ParquetError::NYI(s) | ParquetError::EOF(s) => s.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// The error for a file that was readable when it was indexed and now is not.
+pub(super) fn unreadable(shard: &ShardFile, why: &str) -> Error {
+    Error::new(crate::base::Status::Data, format!("{}: {why}, though it was readable when indexed", shard.path.display()))
+}

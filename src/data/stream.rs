@@ -1,0 +1,249 @@
+//! Random access to the bytes of shards as they were before compression.
+
+use super::cache::reframed_path;
+use super::compressed::read_at;
+use super::dataset::GroupPlace;
+use super::decode::{DecodeError, Decoder, Parked};
+use super::gzip::{Gunzip, WINDOW};
+use super::index::{Restart, ShardIndex, Tail, corrupt};
+use super::parquet::{RowCursor, Source, Table, unreadable};
+use super::shards::{Compression, ShardFile};
+use super::zst::Unzstd;
+use crate::base::{Error, Result, Status};
+use std::collections::HashMap;
+use std::fs::{File, Metadata};
+use std::hash::Hash;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Files kept open, shards and indexes together. Well under the usual limit of 1024 a process.
+const OPEN_FILES: usize = 256;
+
+/// Footers of Parquet files kept in memory; wide tables have footers of megabytes.
+const OPEN_TABLES: usize = 32;
+
+/// The most recently used of some things that cost to open; the least recently used one makes room.
+pub(super) struct Recent<K, V> {
+    most: usize,
+    open: Mutex<(u64, HashMap<K, (u64, Arc<V>)>)>,
+}
+
+impl<K: Eq + Hash + Copy, V> Recent<K, V> {
+    fn new(most: usize) -> Recent<K, V> {
+        Recent { most, open: Mutex::default() }
+    }
+
+    /// The thing of that name, opened if it is not at hand.
+    fn get(&self, key: K, open: impl FnOnce() -> Result<V>) -> Result<Arc<V>> {
+        let touch = |held: &mut (u64, HashMap<K, (u64, Arc<V>)>)| {
+            held.0 += 1;
+            let now = held.0;
+            held.1.get_mut(&key).map(|(used, value)| {
+                *used = now;
+                value.clone()
+            })
+        };
+        if let Some(found) = touch(&mut self.open.lock().expect("no panic while held")) {
+            return Ok(found);
+        }
+        // Opened without the lock: another thread may open the same, and the first one in stays.
+        let value = Arc::new(open()?);
+        let mut held = self.open.lock().expect("no panic while held");
+        if let Some(found) = touch(&mut held) {
+            return Ok(found);
+        }
+        if held.1.len() >= self.most {
+            let oldest = held.1.iter().min_by_key(|(_, (used, _))| *used).map(|(key, _)| *key);
+            oldest.and_then(|key| held.1.remove(&key));
+        }
+        let now = held.0;
+        held.1.insert(key, (now, value.clone()));
+        Ok(value)
+    }
+}
+
+/// A file that belongs to the shard of that number.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum FileOf {
+    Shard(u32),
+    Index(u32),
+    /// The copy in small frames.
+    Copy(u32),
+}
+
+/// Reads shards and counts what it reads of them.
+pub(super) struct Streams {
+    files: Recent<FileOf, File>,
+    tables: Recent<u32, Table>,
+    parked: Parked<Decoder>,
+    cursors: Parked<RowCursor>,
+    read: Arc<AtomicU64>,
+}
+
+impl Streams {
+    /// Half-read compressed streams and Parquet columns may hold `budget` bytes each; a dataset rarely has both.
+    pub fn new(budget: u64) -> Streams {
+        Streams {
+            files: Recent::new(OPEN_FILES),
+            tables: Recent::new(OPEN_TABLES),
+            parked: Parked::new(budget),
+            cursors: Parked::new(budget),
+            read: Arc::default(),
+        }
+    }
+
+    /// Bytes of shards read so far.
+    pub fn bytes_read(&self) -> u64 {
+        self.read.load(Ordering::Relaxed)
+    }
+
+    /// Fills `out` with the uncompressed bytes of a shard, the `number`th of its dataset, from `offset` on.
+    pub fn fill(&self, number: u32, shard: &ShardFile, index: &ShardIndex, offset: u64, out: &mut [u8]) -> Result<()> {
+        if index.compression == Compression::None {
+            let file = self.shard(number, shard, index)?;
+            self.read.fetch_add(out.len() as u64, Ordering::Relaxed);
+            return file.read_exact_at(out, offset).map_err(|e| match e.kind() {
+                io::ErrorKind::UnexpectedEof => changed(&shard.path),
+                _ => Error::io(format!("reading {}", shard.path.display()), e),
+            });
+        }
+        if out.is_empty() {
+            return Ok(());
+        }
+        let file = match &index.tail {
+            Tail::File { path, .. } if index.reframed > 0 => {
+                let path = reframed_path(path, index.fingerprint);
+                let whole = |file: &File| match file.metadata() {
+                    Ok(meta) if meta.len() == index.reframed => Ok(()),
+                    _ => Err(corrupt(&path, "the copy in small frames is not as it was written")),
+                };
+                self.open(FileOf::Copy(number), &path, whole)?
+            }
+            _ => self.shard(number, shard, index)?,
+        };
+        let from = index.restarts.partition_point(|r| r.decoded <= offset).checked_sub(1).map(|i| index.restarts[i]);
+        let from = from.ok_or_else(|| Error::new(Status::Corrupt, "an index says nowhere to begin; delete it and it will be built again"))?;
+        let failed = |e| match e {
+            DecodeError::Io(e) => Error::io(format!("reading {}", shard.path.display()), e),
+            DecodeError::Damaged(what) => Error::new(Status::Data, format!("{}: {what}, though it was whole when indexed", shard.path.display())),
+        };
+        let (position, mut decoder) = match self.parked.take(number, from.decoded, offset) {
+            Some(found) => found,
+            None => (from.decoded, self.decoder(number, index, &from).map_err(failed)?),
+        };
+        let mut read = |offset: u64, bytes: &mut [u8]| {
+            let n = read_at(&file, offset, bytes)?;
+            self.read.fetch_add(n as u64, Ordering::Relaxed);
+            Ok(n)
+        };
+        decoder.read(offset - position, out, &mut read).map_err(failed)?;
+        self.parked.put_decoder(number, offset + out.len() as u64, decoder);
+        Ok(())
+    }
+
+    /// A decoder that begins at a restart point.
+    fn decoder(&self, number: u32, index: &ShardIndex, from: &Restart) -> Result<Decoder, DecodeError> {
+        if index.compression == Compression::Zstd {
+            return Ok(Decoder::Zstd(Unzstd::new(from.source)?));
+        }
+        let mut packed = vec![0; from.window_len as usize];
+        let mut window = Vec::with_capacity(WINDOW);
+        if !packed.is_empty() {
+            self.tail(number, index, index.table_len + from.window, &mut packed).map_err(|e| DecodeError::Io(io::Error::other(e)))?;
+            zstd_safe::decompress(&mut window, &packed).map_err(|_| DecodeError::Io(io::Error::other("a window of its index is damaged")))?;
+        }
+        Ok(Decoder::Gzip(Box::new(Gunzip::resume(from, &window))))
+    }
+
+    /// An open file. `check` looks at it whenever it had to be opened: it may have been replaced meanwhile.
+    fn open(&self, key: FileOf, path: &Path, check: impl FnOnce(&File) -> Result<()>) -> Result<Arc<File>> {
+        self.files.get(key, || {
+            let file = File::open(path).map_err(|e| Error::io(format!("opening {}", path.display()), e))?;
+            check(&file)?;
+            Ok(file)
+        })
+    }
+
+    /// Reads `rows` of the row group in which `place` lies, calling `each` with every row's bytes, `None` for null.
+    /// `Err(Ok(why))`: the rows are damaged, and `each` has been called for some of them or none.
+    pub fn rows(
+        &self,
+        column: &Column<'_>,
+        place: GroupPlace,
+        rows: Range<u64>,
+        each: impl FnMut(Option<&[u8]>),
+    ) -> Result<(), Result<String, Error>> {
+        let Column { number, shard, index, field, group_bytes } = *column;
+        let from = place.line + rows.start;
+        let (position, mut cursor) = match self.cursors.take(number, place.line, from) {
+            Some(found) => found,
+            None => {
+                let file = self.shard(number, shard, index).map_err(Err)?;
+                let source = Source::new(file, self.read.clone()).map_err(|e| Err(Error::io(shard.path.display(), e)))?;
+                let table = self.tables.get(number, || Table::open(&source, field).map_err(|why| unreadable(shard, &why))).map_err(Err)?;
+                (place.line, RowCursor::open(&table, &Arc::new(source), place.start as usize).map_err(Ok)?)
+            }
+        };
+        cursor.skip((from - position) as usize).map_err(Ok)?;
+        cursor.read((rows.end - rows.start) as usize, each).map_err(Ok)?;
+        self.cursors.put(number, place.line + rows.end, cursor, RowCursor::cost(group_bytes));
+        Ok(())
+    }
+
+    /// A shard's file, if it is still the one that was indexed.
+    fn shard(&self, number: u32, shard: &ShardFile, index: &ShardIndex) -> Result<Arc<File>> {
+        self.open(FileOf::Shard(number), &shard.path, |file| {
+            let meta = file.metadata().map_err(|e| Error::io(shard.path.display(), e))?;
+            let same = meta.len() == index.key.size && modified(&meta) == index.key.modified;
+            if same { Ok(()) } else { Err(changed(&shard.path)) }
+        })
+    }
+
+    /// Reads `out.len() / 4` document starts of a shard, the first being that of document `first`, as they lie in the index.
+    pub fn starts(&self, number: u32, index: &ShardIndex, first: u64, out: &mut [u8]) -> Result<()> {
+        let from = first * 4;
+        let end = from + out.len() as u64;
+        if end > index.table_len {
+            return Err(Error::new(Status::Corrupt, "an index holds fewer documents than it says; delete it and it will be built again"));
+        }
+        self.tail(number, index, from, out)
+    }
+
+    /// Reads from the part of an index that is not kept in memory.
+    fn tail(&self, number: u32, index: &ShardIndex, from: u64, out: &mut [u8]) -> Result<()> {
+        match &index.tail {
+            Tail::Memory(bytes) => {
+                let found = bytes.get(from as usize..).and_then(|b| b.get(..out.len()));
+                out.copy_from_slice(found.ok_or_else(|| Error::new(Status::Corrupt, "an index in memory is too short"))?);
+                Ok(())
+            }
+            Tail::File { path, offset, head } => {
+                let same = |file: &File| if ShardIndex::is_at(file, *head) { Ok(()) } else { Err(corrupt(path, "another has taken its place")) };
+                self.open(FileOf::Index(number), path, same)?.read_exact_at(out, offset + from).map_err(|e| corrupt(path, &e.to_string()))
+            }
+        }
+    }
+}
+
+/// The text column of a Parquet shard, the `number`th of its dataset.
+#[derive(Clone, Copy)]
+pub(super) struct Column<'a> {
+    pub number: u32,
+    pub shard: &'a ShardFile,
+    pub index: &'a ShardIndex,
+    pub field: &'a str,
+    pub group_bytes: u64,
+}
+
+fn changed(path: &Path) -> Error {
+    Error::new(Status::Data, format!("{} has changed since it was indexed; open the dataset again", path.display()))
+}
+
+/// Time of a file's last change, nanoseconds since 1970.
+pub(super) fn modified(meta: &Metadata) -> i64 {
+    meta.mtime().saturating_mul(1_000_000_000).saturating_add(meta.mtime_nsec())
+}

@@ -1,0 +1,309 @@
+//! Rows to tensors. A batch holds its rows as pieces; each tensor is written when it is first asked for, straight from
+//! the tokenizer's output, and its memory is used again for later batches.
+
+use super::pack::{Piece, Row};
+use std::sync::{Arc, Mutex, OnceLock};
+use twox_hash::XxHash3_64;
+
+/// The label of a position that is not to be learned.
+pub const IGNORE: i64 = -100;
+
+/// One row of a batch.
+pub struct BatchRow {
+    /// The lane and the number of the row there; `None` for a row that only fills up a short rank.
+    pub of: Option<(u32, u64)>,
+    /// What it is made of; the rest is padding.
+    pub pieces: Row,
+}
+
+/// What all batches of a run have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchShape {
+    /// Tokens of a row.
+    pub length: usize,
+    /// What rows are filled up with.
+    pub pad_token_id: u32,
+    /// Whether the last token of a document has the next one's first as its label.
+    pub labels_across_documents: bool,
+}
+
+/// Memory of tensors that went, for those to come.
+#[derive(Default)]
+pub struct Buffers {
+    wide: Mutex<Vec<Vec<i64>>>,
+    narrow: Mutex<Vec<Vec<i32>>>,
+}
+
+/// Some rows of one step. Tensors are row-major, `rows × length` unless said otherwise.
+pub struct Batch {
+    step: u64,
+    microbatch: u64,
+    microbatches: u64,
+    rows: Vec<BatchRow>,
+    shape: BatchShape,
+    buffers: Arc<Buffers>,
+    input_ids: OnceLock<Vec<i64>>,
+    labels: OnceLock<Vec<i64>>,
+    positions: OnceLock<Vec<i64>>,
+    segment_ids: OnceLock<Vec<i32>>,
+    cu_seqlens: OnceLock<Vec<i32>>,
+    loss_mask: OnceLock<Vec<u8>>,
+}
+
+impl Batch {
+    /// Microbatch `microbatch` of `microbatches` of a rank's part of `step`.
+    pub fn new(step: u64, (microbatch, microbatches): (u64, u64), rows: Vec<BatchRow>, shape: BatchShape, buffers: Arc<Buffers>) -> Batch {
+        Batch {
+            step,
+            microbatch,
+            microbatches,
+            rows,
+            shape,
+            buffers,
+            input_ids: OnceLock::new(),
+            labels: OnceLock::new(),
+            positions: OnceLock::new(),
+            segment_ids: OnceLock::new(),
+            cu_seqlens: OnceLock::new(),
+            loss_mask: OnceLock::new(),
+        }
+    }
+
+    /// The step that it belongs to, from 0.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// Which microbatch of the rank's step it is, from 0.
+    pub fn microbatch(&self) -> u64 {
+        self.microbatch
+    }
+
+    /// Microbatches of the step: the same on every rank.
+    pub fn microbatches(&self) -> u64 {
+        self.microbatches
+    }
+
+    /// Its rows: lanes, numbers, and of what documents each is made.
+    pub fn rows(&self) -> &[BatchRow] {
+        &self.rows
+    }
+
+    /// Tokens of a row.
+    pub fn length(&self) -> usize {
+        self.shape.length
+    }
+
+    /// Token ids.
+    pub fn input_ids(&self) -> &[i64] {
+        self.input_ids.get_or_init(|| {
+            let mut out = self.wide();
+            for row in &self.rows {
+                row.pieces.iter().for_each(|p| out.extend(p.tokens().iter().map(|t| i64::from(*t))));
+                out.resize(out.len() + self.padding(row), i64::from(self.shape.pad_token_id));
+            }
+            out
+        })
+    }
+
+    /// The token to be predicted at each position: the next one of the same document, else [`IGNORE`]. The last position of
+    /// a row, and padding, are always ignored.
+    pub fn labels(&self) -> &[i64] {
+        self.labels.get_or_init(|| {
+            let mut out = self.wide();
+            for row in &self.rows {
+                for (i, piece) in row.pieces.iter().enumerate() {
+                    out.extend(piece.tokens().iter().skip(1).map(|t| i64::from(*t)));
+                    let next = row.pieces.get(i + 1).filter(|_| self.shape.labels_across_documents);
+                    out.push(next.and_then(|p| p.tokens().first()).map_or(IGNORE, |t| i64::from(*t)));
+                }
+                out.resize(out.len() + self.padding(row), IGNORE);
+            }
+            out
+        })
+    }
+
+    /// The place of each token in its document, so that a document that goes on in another row keeps counting; 0 in padding.
+    pub fn positions(&self) -> &[i64] {
+        self.positions.get_or_init(|| {
+            let mut out = self.wide();
+            for row in &self.rows {
+                row.pieces.iter().for_each(|p| out.extend(i64::from(p.start)..i64::from(p.start) + i64::from(p.len)));
+                out.resize(out.len() + self.padding(row), 0);
+            }
+            out
+        })
+    }
+
+    /// Which document of its row each token belongs to, from 1; 0 in padding.
+    pub fn segment_ids(&self) -> &[i32] {
+        self.segment_ids.get_or_init(|| {
+            let mut out = self.narrow();
+            for row in &self.rows {
+                for (i, piece) in row.pieces.iter().enumerate() {
+                    out.resize(out.len() + piece.len as usize, i as i32 + 1);
+                }
+                out.resize(out.len() + self.padding(row), 0);
+            }
+            out
+        })
+    }
+
+    /// Where segments start in the batch laid out as one sequence, and its end: what attention over sequences of
+    /// different length takes. A row's padding is a segment of its own, so the last entry is `rows · length`.
+    pub fn cu_seqlens(&self) -> &[i32] {
+        self.cu_seqlens.get_or_init(|| {
+            let mut out = self.narrow();
+            let mut end = 0i32;
+            out.push(0);
+            for row in &self.rows {
+                let padding = self.padding(row) as u32;
+                for len in row.pieces.iter().map(|p| p.len).chain((padding > 0).then_some(padding)) {
+                    end += len as i32;
+                    out.push(end);
+                }
+            }
+            out
+        })
+    }
+
+    /// The longest segment, padding included.
+    pub fn max_seqlen(&self) -> i32 {
+        self.cu_seqlens().windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0)
+    }
+
+    /// 1 where the label counts, else 0.
+    pub fn loss_mask(&self) -> &[u8] {
+        self.loss_mask.get_or_init(|| self.labels().iter().map(|l| u8::from(*l != IGNORE)).collect())
+    }
+
+    /// Labels that count. A loss is to be divided by their sum over all ranks.
+    pub fn num_valid_tokens(&self) -> u64 {
+        let valid = |row: &BatchRow| {
+            let tokens: u64 = row.pieces.iter().map(|p| u64::from(p.len)).sum();
+            let ends = if self.shape.labels_across_documents { u64::from(tokens > 0) } else { row.pieces.len() as u64 };
+            tokens - ends
+        };
+        self.rows.iter().map(valid).sum()
+    }
+
+    /// Tokens of documents, without padding.
+    pub fn num_tokens(&self) -> u64 {
+        self.rows.iter().flat_map(|r| &r.pieces).map(|p| u64::from(p.len)).sum()
+    }
+
+    /// A hash of ids, labels, positions and segment ids of each row that is part of the global batch, in order.
+    pub fn row_hashes(&self) -> Vec<u64> {
+        let length = self.shape.length;
+        let mut bytes = Vec::with_capacity(length * 28);
+        let hash = |i: usize| {
+            bytes.clear();
+            for wide in [self.input_ids(), self.labels(), self.positions()] {
+                wide[i * length..][..length].iter().for_each(|v| bytes.extend_from_slice(&v.to_le_bytes()));
+            }
+            self.segment_ids()[i * length..][..length].iter().for_each(|v| bytes.extend_from_slice(&v.to_le_bytes()));
+            XxHash3_64::oneshot(&bytes)
+        };
+        (0..self.rows.len()).filter(|i| self.rows[*i].of.is_some()).map(hash).collect()
+    }
+
+    fn padding(&self, row: &BatchRow) -> usize {
+        self.shape.length - row.pieces.iter().map(|p: &Piece| p.len as usize).sum::<usize>()
+    }
+
+    fn wide(&self) -> Vec<i64> {
+        take(&self.buffers.wide, self.rows.len() * self.shape.length)
+    }
+
+    fn narrow(&self) -> Vec<i32> {
+        take(&self.buffers.narrow, self.rows.len() * self.shape.length)
+    }
+}
+
+/// The hash of a global batch, from the hashes of its rows in order: the same however ranks and microbatches cut it.
+pub fn global_hash(rows: impl IntoIterator<Item = u64>) -> u64 {
+    let bytes: Vec<u8> = rows.into_iter().flat_map(u64::to_le_bytes).collect();
+    XxHash3_64::oneshot(&bytes)
+}
+
+/// Buffers kept: enough for the tensors of a few batches.
+const KEPT: usize = 16;
+
+fn take<T>(kept: &Mutex<Vec<Vec<T>>>, size: usize) -> Vec<T> {
+    let mut buffer = kept.lock().unwrap_or_else(|e| e.into_inner()).pop().unwrap_or_default();
+    buffer.clear();
+    buffer.reserve(size);
+    buffer
+}
+
+fn give_back<T>(kept: &Mutex<Vec<Vec<T>>>, buffer: Option<Vec<T>>) {
+    let mut kept = kept.lock().unwrap_or_else(|e| e.into_inner());
+    let full = kept.len() >= KEPT;
+    kept.extend(buffer.filter(|_| !full));
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        for tensor in [&mut self.input_ids, &mut self.labels, &mut self.positions] {
+            give_back(&self.buffers.wide, tensor.take());
+        }
+        for tensor in [&mut self.segment_ids, &mut self.cu_seqlens] {
+            give_back(&self.buffers.narrow, tensor.take());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::pack::Tokens;
+    use super::*;
+
+    fn piece(start: u32, ids: &[u32]) -> Piece {
+        Piece { source: 0, document: 0, start, len: ids.len() as u32, tokens: Tokens::new(Arc::new(ids.to_vec()), 0) }
+    }
+
+    fn batch(rows: Vec<Row>, length: usize, labels_across_documents: bool) -> Batch {
+        let rows = rows.into_iter().enumerate().map(|(i, pieces)| BatchRow { of: Some((0, i as u64)), pieces }).collect();
+        Batch::new(0, (0, 1), rows, BatchShape { length, pad_token_id: 9, labels_across_documents }, Arc::default())
+    }
+
+    #[test]
+    fn labels_are_shifted_once_and_stop_at_document_ends() {
+        let b = batch(vec![vec![piece(0, &[0, 1, 2]), piece(0, &[10, 11, 12])]], 6, false);
+        assert_eq!(b.labels(), [1, 2, IGNORE, 11, 12, IGNORE]);
+        let across = batch(vec![vec![piece(0, &[0, 1, 2]), piece(0, &[10, 11, 12])]], 6, true);
+        assert_eq!(across.labels(), [1, 2, 10, 11, 12, IGNORE]);
+        assert_eq!((b.num_valid_tokens(), across.num_valid_tokens()), (4, 5));
+    }
+
+    #[test]
+    fn all_tensors_agree_with_each_other() {
+        let b = batch(vec![vec![piece(5, &[1, 2, 3]), piece(0, &[4])], vec![piece(0, &[7, 8, 9, 10, 11])], vec![]], 5, false);
+        assert_eq!(b.input_ids(), [1, 2, 3, 4, 9, 7, 8, 9, 10, 11, 9, 9, 9, 9, 9]);
+        assert_eq!(b.positions(), [5, 6, 7, 0, 0, 0, 1, 2, 3, 4, 0, 0, 0, 0, 0]);
+        assert_eq!(b.segment_ids(), [1, 1, 1, 2, 0, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0]);
+        assert_eq!((b.cu_seqlens(), b.max_seqlen()), (&[0, 3, 4, 5, 10, 15][..], 5));
+        assert_eq!(b.labels(), [2, 3, IGNORE, IGNORE, IGNORE, 8, 9, 10, 11, IGNORE, IGNORE, IGNORE, IGNORE, IGNORE, IGNORE]);
+        let valid = b.loss_mask().iter().map(|m| u64::from(*m)).sum::<u64>();
+        assert_eq!((valid, b.num_tokens()), (b.num_valid_tokens(), 9));
+    }
+
+    #[test]
+    fn a_global_hash_does_not_depend_on_how_rows_are_cut_into_batches() {
+        let rows = || vec![vec![piece(0, &[1, 2])], vec![piece(0, &[3, 4])], vec![piece(1, &[5])]];
+        let whole = global_hash(batch(rows(), 2, false).row_hashes());
+        let parts: Vec<u64> = rows().into_iter().flat_map(|row| batch(vec![row], 2, false).row_hashes()).collect();
+        assert_eq!(global_hash(parts.clone()), whole);
+        assert_ne!(global_hash(parts.into_iter().rev()), whole);
+    }
+
+    #[test]
+    fn memory_is_used_again() {
+        let buffers = Arc::new(Buffers::default());
+        let make = || Batch::new(0, (0, 1), vec![BatchRow { of: None, pieces: vec![piece(0, &[1, 2])] }], BatchShape { length: 4, pad_token_id: 0, labels_across_documents: false }, buffers.clone());
+        let first = make().input_ids().as_ptr() as usize;
+        let second = make();
+        assert_eq!((second.input_ids().as_ptr() as usize, second.input_ids()), (first, &[1, 2, 0, 0][..]));
+        assert!(second.row_hashes().is_empty(), "rows that fill up a rank are no part of the global batch");
+    }
+}

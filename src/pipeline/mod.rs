@@ -1,0 +1,42 @@
+//! From documents to batches. Heavy work without state (reading, user functions, tokenizing) runs on a pool in any order;
+//! everything that decides (whose turn it is, which row a document goes to) is serial in each lane and sees only lengths.
+//! So a lane's rows are the same whatever the number of threads, and lanes are independent of each other.
+//!
+//! | file | what it is for |
+//! |---|---|
+//! | `work` | the heavy part, as the engine sees it: documents in, tokens out |
+//! | `text`, `map`, `tokenize` | that part for text: reading, user functions, tokens |
+//! | `pack` | documents to rows |
+//! | `shuffle` | windows of rows, and their order |
+//! | `stream` | a lane's documents of one source, made ahead |
+//! | `lane` | one lane: turns, packing, windows, anchors |
+//! | `engine` | the pool, and how lanes take turns on it |
+//! | `codec` | the few integers that an anchor is made of |
+//! | `checkpoint` | anchors of all lanes, and what they belong to |
+//! | `batch` | rows to tensors |
+
+mod batch;
+mod checkpoint;
+mod codec;
+mod engine;
+mod lane;
+mod map;
+mod pack;
+mod shuffle;
+mod stream;
+#[cfg(test)]
+pub(crate) mod synthetic;
+mod text;
+pub mod tokenize;
+mod work;
+
+pub use pack::{Packer, Piece, Row, Tokens};
+pub use batch::{Batch, BatchRow, BatchShape, Buffers, IGNORE, global_hash};
+pub use checkpoint::{Checkpoint, DataIdentity, Meta, VERSION, WithinStep};
+pub use engine::{Engine, Tuning};
+pub use lane::{LaneCounts, LaneRow, LaneStart, RunPlan};
+pub use map::{Function, TextFunction};
+pub use shuffle::Windows;
+pub use stream::LeftOut;
+pub use text::TextWork;
+pub use work::{Fate, Made, Request, Window, Work, Worker};

@@ -1,0 +1,443 @@
+//! The recipe: everything that may change a byte of what a run sees, and nothing else. One TOML file, or the same values
+//! set in code. What may only change speed (threads, queues, caches) is [tuning](crate::loader::Options) and is kept apart.
+//!
+//! ```toml
+//! seed = 42
+//!
+//! [[dataset]]                      # one table a dataset
+//! name = "wiki"
+//! paths = ["data/wiki/*.jsonl"]    # files, directories, globs; relative to this file
+//! format = "jsonl"                 # jsonl | parquet | text; unless given, from each file's suffix
+//! text_field = "text"
+//! text_unit = "line"               # what a document of plain text is: line | paragraph | file
+//! on_error = "error"               # error | skip | replace
+//! weight = 0.5                     # relative to the other datasets' weights
+//! exhausted = "repeat"             # repeat | stop | redistribute
+//! epochs = 1                       # with stop and redistribute: after how many
+//!
+//! [mixture]
+//! unit = "tokens"                  # samples | tokens: what weights count
+//! schedule = [{ from_step = 1000, weights = { wiki = 1.0 } }]
+//!
+//! [tokenizer]
+//! path = "tokenizer.json"
+//! special_tokens = "bos_eos"       # bos_eos | bos | eos | none | tokenizer_default
+//! parse_special = false            # whether text that spells a control token becomes that token
+//! bos_token = "<s>"                # where the tokenizer's files do not tell; likewise eos_token, pad_token
+//!
+//! [pack]
+//! max_length = 2048                # tokens of a row
+//! algorithm = "wrap"               # wrap | first_fit | best_fit | best_fit_wrap | none
+//! num_bins = 64                    # open rows of first_fit and best_fit
+//! candidate_pool_size = 64         # documents that best_fit_wrap chooses from
+//! pad_token_id = 0                 # unless given: the tokenizer's, else its end of text, else 0
+//! homogeneity = "none"             # none | group | full: which datasets may share a row
+//! groups = { code = ["py", "rs"] } # with homogeneity = "group"
+//! long_documents = "split"         # split | truncate | drop | error
+//! labels_across_documents = false  # whether the last token of a document has the next one's first as label
+//!
+//! [shuffle]
+//! documents = "blocks"             # none | blocks | global
+//! buffer_size = 1024               # rows, over all lanes; 0: rows in the order in which they are packed
+//! seed = 42                        # unless given: the recipe's
+//!
+//! [batch]
+//! global_batch = 256               # rows a step, or a schedule: [[0, 128], [1000, 256]]
+//! lanes = 256                      # unless given: global_batch
+//! tail = "pad"                     # pad | drop: what becomes of the rows of a last, shorter step
+//! ```
+//!
+//! Every key has the default shown, except that a recipe names its datasets, a tokenizer, `max_length` and `global_batch`;
+//! `long_documents` is `drop` for `first_fit`, `best_fit` and `none`. Unknown keys are errors.
+
+mod fields;
+mod parse;
+mod table;
+
+use crate::base::{Error, Result};
+use crate::data::DatasetSpec;
+use crate::plan::{BatchSchedule, Order, Steps, Unit, Weights};
+
+pub use fields::{Field, difference};
+
+/// A named choice: an enum whose members are written as words.
+macro_rules! words {
+    ($(#[$doc:meta])* $name:ident ($key:literal) { $($(#[$member_doc:meta])* $member:ident = $word:literal),+ $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum $name {
+            $($(#[$member_doc])* $member),+
+        }
+
+        impl $name {
+            /// The word used in recipes and messages.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $($name::$member => $word),+
+                }
+            }
+
+            /// The member of that name.
+            pub fn from_name(name: &str) -> Result<$name> {
+                match name {
+                    $($word => Ok($name::$member),)+
+                    _ => Err(Error::invalid(format!("{} '{name}' is not known; use one of {}", $key, [$($word),+].join(", ")))),
+                }
+            }
+        }
+    };
+}
+
+words! {
+    /// What becomes of a dataset's share when a lane has taken all its documents.
+    Exhausted ("exhausted") {
+        /// It starts again, in a new order.
+        Repeat = "repeat",
+        /// The lane ends.
+        Stop = "stop",
+        /// The others share it; the lane ends with the last of them.
+        Redistribute = "redistribute",
+    }
+}
+
+words! {
+    /// Which control tokens a document is put between.
+    SpecialTokens ("special_tokens") {
+        /// Beginning and end.
+        BosEos = "bos_eos",
+        /// Beginning only.
+        Bos = "bos",
+        /// End only.
+        Eos = "eos",
+        /// None.
+        None = "none",
+        /// What the tokenizer's file says.
+        TokenizerDefault = "tokenizer_default",
+    }
+}
+
+words! {
+    /// How documents become rows.
+    Algorithm ("algorithm") {
+        /// One after the other, cut where a row is full. No padding.
+        Wrap = "wrap",
+        /// Whole, each into the first open row with room.
+        FirstFit = "first_fit",
+        /// Whole, each into the open row that it fills best.
+        BestFit = "best_fit",
+        /// The longest that fit, and one that is cut to fill the row. No padding, few cuts.
+        BestFitWrap = "best_fit_wrap",
+        /// One document a row.
+        None = "none",
+    }
+}
+
+words! {
+    /// Which datasets may share a row.
+    Homogeneity ("homogeneity") {
+        /// Any.
+        None = "none",
+        /// Those of one group.
+        Group = "group",
+        /// A row holds documents of one dataset.
+        Full = "full",
+    }
+}
+
+words! {
+    /// What is done with a document longer than a row.
+    LongDocuments ("long_documents") {
+        /// Cut into rows.
+        Split = "split",
+        /// Its beginning is kept; the tokens lost are counted.
+        Truncate = "truncate",
+        /// Left out and counted.
+        Drop = "drop",
+        /// An error that names it.
+        Error = "error",
+    }
+}
+
+words! {
+    /// What becomes of rows that do not fill a last step.
+    Tail ("tail") {
+        /// The step is filled up with fully masked rows.
+        Pad = "pad",
+        /// They are left out and counted.
+        Drop = "drop",
+    }
+}
+
+/// One dataset of a mixture.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DatasetRecipe {
+    /// Which documents.
+    pub spec: DatasetSpec,
+    /// Its share, relative to the others'. 0 leaves it out.
+    pub weight: f64,
+    /// What becomes of its share at its end.
+    pub exhausted: Exhausted,
+    /// Epochs after which it ends, unless it repeats.
+    pub epochs: u64,
+}
+
+impl DatasetRecipe {
+    /// A dataset that repeats, with weight 1.
+    pub fn new(spec: DatasetSpec) -> DatasetRecipe {
+        DatasetRecipe { spec, weight: 1.0, exhausted: Exhausted::Repeat, epochs: 1 }
+    }
+}
+
+/// What shares count, and how they change.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MixtureRecipe {
+    /// What weights count.
+    pub unit: Unit,
+    /// Later weights, one for each dataset in order, and the first step of each.
+    pub schedule: Vec<(u64, Vec<f64>)>,
+}
+
+/// How text becomes tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenizerRecipe {
+    /// A Hugging Face `tokenizer.json`.
+    pub path: String,
+    /// Which control tokens a document is put between.
+    pub special_tokens: SpecialTokens,
+    /// Whether text that spells a control token becomes that token.
+    pub parse_special: bool,
+    /// Spelling of the token for a document's beginning, where the tokenizer's files do not tell.
+    pub bos_token: Option<String>,
+    /// Likewise, for its end.
+    pub eos_token: Option<String>,
+    /// Likewise, for padding.
+    pub pad_token: Option<String>,
+}
+
+impl TokenizerRecipe {
+    /// The tokenizer at `path`, with every other value at its default.
+    pub fn new(path: impl Into<String>) -> TokenizerRecipe {
+        TokenizerRecipe {
+            path: path.into(),
+            special_tokens: SpecialTokens::BosEos,
+            parse_special: false,
+            bos_token: None,
+            eos_token: None,
+            pad_token: None,
+        }
+    }
+}
+
+/// How documents become rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PackRecipe {
+    /// Tokens of a row.
+    pub max_length: u32,
+    /// By which algorithm.
+    pub algorithm: Algorithm,
+    /// Open rows of the fit algorithms.
+    pub num_bins: u32,
+    /// Documents that `best_fit_wrap` chooses from.
+    pub candidate_pool_size: u32,
+    /// What rows are filled up with.
+    pub pad_token_id: Option<u32>,
+    /// Which datasets may share a row.
+    pub homogeneity: Homogeneity,
+    /// Names of groups and of their datasets, with [`Homogeneity::Group`].
+    pub groups: Vec<(String, Vec<String>)>,
+    /// What is done with documents longer than a row; `None`: `split` for the wrap kinds, `drop` for the others.
+    pub long_documents: Option<LongDocuments>,
+    /// Whether the last token of a document has the next one's first as its label.
+    pub labels_across_documents: bool,
+}
+
+impl PackRecipe {
+    /// Rows of `max_length` tokens, by `wrap`.
+    pub fn new(max_length: u32) -> PackRecipe {
+        PackRecipe {
+            max_length,
+            algorithm: Algorithm::Wrap,
+            num_bins: 64,
+            candidate_pool_size: 64,
+            pad_token_id: None,
+            homogeneity: Homogeneity::None,
+            groups: Vec::new(),
+            long_documents: None,
+            labels_across_documents: false,
+        }
+    }
+
+    /// What is done with long documents, default included.
+    pub fn long_documents(&self) -> LongDocuments {
+        self.long_documents.unwrap_or(match self.algorithm {
+            Algorithm::Wrap | Algorithm::BestFitWrap => LongDocuments::Split,
+            Algorithm::FirstFit | Algorithm::BestFit | Algorithm::None => LongDocuments::Drop,
+        })
+    }
+}
+
+/// How documents and rows are mixed up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShuffleRecipe {
+    /// How far documents move.
+    pub documents: Order,
+    /// Rows, over all lanes, among which rows are shuffled; 0: not at all.
+    pub buffer_size: u64,
+    /// Of the rows' order; `None`: the recipe's.
+    pub seed: Option<u64>,
+}
+
+/// How rows become steps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BatchRecipe {
+    /// Rows a step.
+    pub global_batch: Steps<u64>,
+    /// Logical streams; `None`: one a row of the global batch (of the greatest common divisor of a schedule's).
+    pub lanes: Option<u32>,
+    /// What becomes of rows that do not fill a last step.
+    pub tail: Tail,
+}
+
+/// Everything that may change a byte.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recipe {
+    /// Of every order.
+    pub seed: u64,
+    /// What is read; not empty.
+    pub datasets: Vec<DatasetRecipe>,
+    /// In what proportions.
+    pub mixture: MixtureRecipe,
+    /// Text to tokens.
+    pub tokenizer: TokenizerRecipe,
+    /// Documents to rows.
+    pub pack: PackRecipe,
+    /// Orders.
+    pub shuffle: ShuffleRecipe,
+    /// Rows to steps.
+    pub batch: BatchRecipe,
+    /// Names and versions of user functions, in order: their code cannot be compared, so their authors say when it changed.
+    pub functions: Vec<String>,
+}
+
+impl Recipe {
+    /// One recipe with every other value at its default.
+    pub fn new(datasets: Vec<DatasetRecipe>, tokenizer: impl Into<String>, max_length: u32, global_batch: u64) -> Recipe {
+        Recipe {
+            seed: 0,
+            datasets,
+            mixture: MixtureRecipe { unit: Unit::Samples, schedule: Vec::new() },
+            tokenizer: TokenizerRecipe::new(tokenizer),
+            pack: PackRecipe::new(max_length),
+            shuffle: ShuffleRecipe { documents: Order::Blocks, buffer_size: 1024, seed: None },
+            batch: BatchRecipe { global_batch: Steps::constant(global_batch), lanes: None, tail: Tail::Pad },
+            functions: Vec::new(),
+        }
+    }
+
+    /// The seed of the rows' order.
+    pub fn shuffle_seed(&self) -> u64 {
+        self.shuffle.seed.unwrap_or(self.seed)
+    }
+
+    /// Lanes, and the rows that each step takes from them.
+    pub fn schedule(&self) -> Result<BatchSchedule> {
+        BatchSchedule::new(&self.batch.global_batch, self.batch.lanes)
+    }
+
+    /// The weights from the first step on, and later ones with their first steps.
+    pub fn weights(&self) -> Result<Vec<(u64, Weights)>> {
+        let first = self.datasets.iter().map(|d| d.weight).collect();
+        let all = std::iter::once((0, first)).chain(self.mixture.schedule.iter().cloned());
+        all.map(|(step, weights)| {
+            let names = self.datasets.iter().map(|d| d.spec.name.as_str());
+            Weights::new(names.zip(weights)).map(|w| (step, w)).map_err(|e| e.within(format!("mixture from step {step}")))
+        })
+        .collect()
+    }
+
+    /// Whether the stream ends.
+    pub fn is_finite(&self) -> bool {
+        let ever = |i: usize| self.datasets[i].weight > 0.0 || self.mixture.schedule.iter().any(|(_, w)| w[i] > 0.0);
+        let mut active = (0..self.datasets.len()).filter(|i| ever(*i)).map(|i| self.datasets[i].exhausted);
+        let stops = active.clone().any(|e| e == Exhausted::Stop);
+        stops || active.all(|e| e == Exhausted::Redistribute)
+    }
+
+    /// Checks what does not depend on the data: an error names the field, its value and what is allowed.
+    pub fn check(&self) -> Result<()> {
+        if self.datasets.is_empty() {
+            return Err(Error::invalid("a recipe needs at least one [[dataset]]"));
+        }
+        let count = self.datasets.len();
+        if count > usize::from(u16::MAX) {
+            return Err(Error::invalid(format!("{count} datasets; at most {} are allowed", u16::MAX)));
+        }
+        for (i, dataset) in self.datasets.iter().enumerate() {
+            let name = &dataset.spec.name;
+            if name.is_empty() {
+                return Err(Error::invalid(format!("dataset {i} has an empty name")));
+            }
+            if self.datasets[..i].iter().any(|d| d.spec.name == *name) {
+                return Err(Error::invalid(format!("two datasets are called '{name}'; names must differ")));
+            }
+            if dataset.epochs == 0 {
+                return Err(Error::invalid(format!("dataset '{name}': epochs is 0; it must be at least 1")));
+            }
+        }
+        self.weights()?;
+        let mut last = 0;
+        for (step, weights) in &self.mixture.schedule {
+            if *step <= last {
+                return Err(Error::invalid(format!("mixture.schedule: from_step {step} must be above {last}, where the weights before it start")));
+            }
+            if weights.len() != count {
+                return Err(Error::invalid(format!("mixture.schedule from step {step} has {} weights for {count} datasets", weights.len())));
+            }
+            last = *step;
+        }
+        let pack = &self.pack;
+        for (field, value, least) in [("max_length", pack.max_length, 2), ("num_bins", pack.num_bins, 1), ("candidate_pool_size", pack.candidate_pool_size, 1)] {
+            if value < least || value > 1 << 30 {
+                return Err(Error::invalid(format!("pack.{field} is {value}; it must be from {least} to {}", 1 << 30)));
+            }
+        }
+        self.check_groups()?;
+        self.schedule().map_err(|e| e.within("batch"))?;
+        Ok(())
+    }
+
+    fn check_groups(&self) -> Result<()> {
+        let pack = &self.pack;
+        if pack.homogeneity != Homogeneity::Group {
+            return match pack.groups.is_empty() {
+                true => Ok(()),
+                false => Err(Error::invalid(format!("pack.groups needs homogeneity = \"group\"; it is \"{}\"", pack.homogeneity.name()))),
+            };
+        }
+        for dataset in &self.datasets {
+            let name = &dataset.spec.name;
+            match pack.groups.iter().filter(|(_, members)| members.contains(name)).count() {
+                1 => {}
+                n => return Err(Error::invalid(format!("pack.groups: dataset '{name}' is in {n} groups; it must be in exactly one"))),
+            }
+        }
+        let known = |name: &String| self.datasets.iter().any(|d| d.spec.name == *name);
+        match pack.groups.iter().find_map(|(group, members)| members.iter().find(|m| !known(m)).map(|m| (group, m))) {
+            None => Ok(()),
+            Some((group, member)) => Err(Error::invalid(format!("pack.groups.{group} names '{member}', which is not a dataset"))),
+        }
+    }
+
+    /// For each dataset, which datasets it may share a row with: those of the same number.
+    pub fn domains(&self) -> Vec<u16> {
+        let group = |name: &String| self.pack.groups.iter().position(|(_, members)| members.contains(name)).unwrap_or(0) as u16;
+        match self.pack.homogeneity {
+            Homogeneity::None => vec![0; self.datasets.len()],
+            Homogeneity::Full => (0..self.datasets.len() as u16).collect(),
+            Homogeneity::Group => self.datasets.iter().map(|d| group(&d.spec.name)).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,149 @@
+use super::*;
+use std::path::Path;
+
+/// The recipe of the module's documentation, without its comments' choices.
+const FULL: &str = r#"
+seed = 42
+functions = ["clean 2"]
+
+[[dataset]]
+name = "wiki"
+paths = ["data/wiki/*.jsonl", "/abs"]
+format = "jsonl"
+text_field = "body.text"
+text_unit = "line"
+on_error = "skip"
+weight = 0.25
+exhausted = "stop"
+epochs = 3
+
+[[dataset]]
+name = "news of \"today\""
+paths = "news.parquet"
+
+[mixture]
+unit = "tokens"
+schedule = [{ from_step = 1000, weights = { wiki = 2, "news of \"today\"" = 1.5 } }]
+
+[tokenizer]
+path = "tokenizer.json"
+special_tokens = "eos"
+parse_special = true
+eos_token = "</s>"
+
+[pack]
+max_length = 2048
+algorithm = "best_fit_wrap"
+num_bins = 32
+candidate_pool_size = 16
+pad_token_id = 7
+homogeneity = "group"
+groups = { all = ["wiki", "news of \"today\""] }
+long_documents = "truncate"
+labels_across_documents = true
+
+[shuffle]
+documents = "global"
+buffer_size = 0
+seed = 7
+
+[batch]
+global_batch = [[0, 128], [1000, 256]]
+lanes = 64
+tail = "drop"
+"#;
+
+const SMALL: &str = "[[dataset]]\nname = \"a\"\npaths = \"a.jsonl\"\n[tokenizer]\npath = \"t\"\n[pack]\nmax_length = 8\n[batch]\nglobal_batch = 4\n";
+
+#[test]
+fn every_option_is_read_and_written_back() {
+    let r = Recipe::parse(FULL, Some(Path::new("/base"))).unwrap();
+    assert_eq!(r.datasets[0].spec.paths, ["/base/data/wiki/*.jsonl", "/abs"]);
+    assert_eq!((r.datasets[0].weight, r.datasets[0].epochs, r.datasets[1].weight), (0.25, 3, 1.0));
+    assert_eq!(r.mixture.schedule, [(1000, vec![2.0, 1.5])]);
+    assert_eq!((r.pack.algorithm, r.pack.pad_token_id, r.shuffle.seed), (Algorithm::BestFitWrap, Some(7), Some(7)));
+    assert_eq!(r.schedule().unwrap().lanes(), 64);
+    let again = Recipe::parse(&r.to_toml(), None).unwrap();
+    assert_eq!(again, r);
+    assert_eq!(again.fingerprint(), r.fingerprint());
+}
+
+#[test]
+fn a_short_recipe_has_the_documented_defaults() {
+    let r = Recipe::parse(SMALL, None).unwrap();
+    let mut expected = Recipe::new(vec![DatasetRecipe::new(DatasetSpec::new("a", ["a.jsonl"]))], "t", 8, 4);
+    assert_eq!(r, expected);
+    assert_eq!((r.pack.long_documents(), r.schedule().unwrap().lanes(), r.is_finite()), (LongDocuments::Split, 4, false));
+    expected.pack.algorithm = Algorithm::BestFit;
+    assert_eq!(expected.pack.long_documents(), LongDocuments::Drop);
+}
+
+#[test]
+fn mistakes_are_named_with_line_value_and_hint() {
+    let wrong = |text: &str| Recipe::parse(text, None).unwrap_err().message;
+    for (from, to, message) in [
+        ("max_length = 8", "max_lenght = 8", "[pack] lacks 'max_length'"),
+        ("max_length = 8", "max_length = 8\nalgoritm = \"wrap\"", "line 8: 'pack.algoritm' is not known; did you mean 'algorithm'?"),
+        ("max_length = 8", "max_length = \"8\"", "line 7: pack.max_length is \"8\"; expected a whole number, 0 or above"),
+        ("max_length = 8", "max_length = -8", "line 7: pack.max_length is -8; expected a whole number, 0 or above"),
+        ("max_length = 8", "max_length = 1", "pack.max_length is 1; it must be from 2 to 1073741824"),
+        ("max_length = 8", "max_length = 8\nalgorithm = \"rap\"", "algorithm 'rap' is not known; use one of wrap, first_fit"),
+        ("[pack]", "threads = 4\n[pack]", "line 6: 'tokenizer.threads' is not known; known here: path, special_tokens, parse_special"),
+        ("name = \"a\"", "name = \"a\"\nepochs = 2", "expected no value, since this dataset repeats"),
+        ("name = \"a\"", "name = \"a\"\nweight = -1", "weight of dataset 'a' is -1"),
+        ("name = \"a\"", "name = \"a\"\nweight = nan", "weight of dataset 'a' is NaN"),
+        ("name = \"a\"", "name = \"\"", "dataset 0 has an empty name"),
+        ("global_batch = 4", "global_batch = 4\nlanes = 3", "batch: lanes = 3 does not divide global_batch = 4; use one of 1, 2, 4"),
+        ("global_batch = 4", "global_batch = [[0, 4], [5]]", "a pair [first step, rows]"),
+        ("[tokenizer]", "[mixture]\nschedule = [{ from_step = 2, weights = { b = 1 } }]\n[tokenizer]", "'b' is not a dataset; datasets are a"),
+        ("[tokenizer]", "[mixture]\nschedule = [{ from_step = 2, weights = { } }]\n[tokenizer]", "lacks dataset 'a'"),
+        ("[tokenizer]", "[tokenizer", "line 4: not TOML"),
+        ("max_length = 8", "max_length = 8\nhomogeneity = \"group\"", "dataset 'a' is in 0 groups"),
+    ] {
+        let text = SMALL.replace(from, to);
+        assert_ne!(text, SMALL);
+        let e = wrong(&text);
+        assert!(e.contains(message), "expected '{message}' in '{e}'");
+    }
+}
+
+#[test]
+fn a_fingerprint_tells_what_differs_and_ignores_where_files_lie() {
+    let r = Recipe::parse(FULL, Some(Path::new("/one"))).unwrap();
+    let moved = Recipe::parse(FULL, Some(Path::new("/two"))).unwrap();
+    assert_eq!(r.fingerprint(), moved.fingerprint());
+    let mut other = r.clone();
+    other.pack.max_length = 1024;
+    assert_ne!(r.fingerprint(), other.fingerprint());
+    assert_eq!(difference(&r.fields(), &other.fields()), Some(("pack.max_length", Some("2048"), Some("1024"))));
+    assert_eq!(difference(&r.fields(), &moved.fields()), None);
+}
+
+#[test]
+fn a_stream_ends_if_any_dataset_stops_it_or_all_run_dry() {
+    let mut r = Recipe::parse(FULL, None).unwrap();
+    let mut finite = |a, b| {
+        (r.datasets[0].exhausted, r.datasets[1].exhausted) = (a, b);
+        r.is_finite()
+    };
+    assert!(finite(Exhausted::Stop, Exhausted::Repeat));
+    assert!(finite(Exhausted::Redistribute, Exhausted::Redistribute));
+    assert!(!finite(Exhausted::Redistribute, Exhausted::Repeat));
+    assert!(!finite(Exhausted::Repeat, Exhausted::Repeat));
+}
+
+#[test]
+fn the_example_recipes_are_read() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/recipes");
+    let mut found = 0;
+    for entry in std::fs::read_dir(&dir).unwrap() {
+        let path = entry.unwrap().path();
+        Recipe::load(&path).unwrap_or_else(|e| panic!("{e}"));
+        found += 1;
+    }
+    assert!(found >= 3);
+    let every = std::fs::read_to_string(dir.join("every_option.toml")).unwrap();
+    for key in FULL.lines().filter_map(|l| l.split_once(" = ")).map(|(key, _)| key) {
+        assert!(every.lines().any(|l| l.starts_with(&format!("{key} = "))), "every_option.toml lacks {key}");
+    }
+}
