@@ -321,10 +321,13 @@ impl Lane {
             let most = plan.documents() * 2 + 4096;
             if stream.barren > most {
                 let (name, left) = (&self.plan.names[source], stream.left_out);
-                return Err(Error::new(Status::Data, format!(
-                    "dataset '{name}' keeps nothing: lane {} has passed {} documents in a row ({} empty, {} filtered, {} unreadable, {} longer than {} tokens); give it weight 0 or change what leaves them out",
-                    self.lane, stream.barren, left.empty, left.filtered, left.skipped, left.dropped, self.plan.pack.max_length
-                )));
+                return Err(Error::new(
+                    Status::Data,
+                    format!(
+                        "dataset '{name}' keeps nothing: lane {} has passed {} documents in a row ({} empty, {} filtered, {} unreadable, {} longer than {} tokens); give it weight 0 or change what leaves them out",
+                        self.lane, stream.barren, left.empty, left.filtered, left.skipped, left.dropped, self.plan.pack.max_length
+                    ),
+                ));
             }
             if !matches!(head, Head::Waiting) || !stream.needs_asking() {
                 return Ok(head);
@@ -341,7 +344,11 @@ impl Lane {
             // A source that repeats never comes here.
             Exhausted::Stop | Exhausted::Repeat => false,
         };
-        if goes_on { self.set_demand() } else { self.end(); }
+        if goes_on {
+            self.set_demand()
+        } else {
+            self.end();
+        }
         true
     }
 
@@ -500,10 +507,13 @@ impl Lane {
             if piece.start.checked_add(piece.len).is_none_or(|end| end > *len) {
                 let name = &self.plan.names[usize::from(piece.source)];
                 let (document, start, end) = (piece.document, piece.start, u64::from(piece.start) + u64::from(piece.len));
-                return Err(Error::new(Status::Data, format!(
-                    "lane {}: the checkpoint holds tokens {start}..{end} of document {document} of dataset '{name}', which now has {len}; the data, the tokenizer or a user function has changed",
-                    self.lane
-                )));
+                return Err(Error::new(
+                    Status::Data,
+                    format!(
+                        "lane {}: the checkpoint holds tokens {start}..{end} of document {document} of dataset '{name}', which now has {len}; the data, the tokenizer or a user function has changed",
+                        self.lane
+                    ),
+                ));
             }
             piece.tokens = tokens.skip(piece.start);
             piece.detach();

@@ -30,12 +30,12 @@ mod text;
 pub mod tokenize;
 mod work;
 
-pub use pack::{Packer, Piece, Row, Tokens};
 pub use batch::{Batch, BatchRow, BatchShape, Buffers, IGNORE, global_hash};
 pub use checkpoint::{Checkpoint, DataIdentity, Meta, VERSION, WithinStep};
 pub use engine::{Engine, Tuning};
 pub use lane::{LaneCounts, LaneRow, LaneStart, RunPlan};
 pub use map::{Function, TextFunction};
+pub use pack::{Packer, Piece, Row, Tokens};
 pub use shuffle::Windows;
 pub use stream::LeftOut;
 pub use text::TextWork;
