@@ -27,11 +27,11 @@ impl Guests {
     ) -> Result<Row> {
         let lane = start.lane;
         let tuning = Tuning { threads: 0, rows_ahead: 0, ..Tuning::default() };
-        if !self.running.contains_key(&lane) {
+        if let std::collections::hash_map::Entry::Vacant(e) = self.running.entry(lane) {
             // Lengths alone say where the lane is then, so that only what the wanted rows hold is read.
             let mark = run_to(plan, lengths, std::slice::from_ref(&start), row, tuning, &Stop::default())?.remove(0);
             let engine = Engine::new(plan.clone(), work.clone(), &[LaneStart { anchor: Some(mark), ..start }], tuning)?;
-            self.running.insert(lane, (engine, row));
+            e.insert((engine, row));
         }
         let (engine, next) = self.running.get_mut(&lane).expect("inserted above");
         while let Some(made) = engine.next(0, deadline)? {
