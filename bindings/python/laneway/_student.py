@@ -19,7 +19,7 @@ import numpy as np
 from . import _dtypes, _native, _structs
 from ._endpoints import Endpoints
 from ._medium_glue import check_medium, open_medium
-from ._process import STUDENTS, at_exit
+from ._process import STUDENTS, at_exit, forks
 from .batch_config import BatchConfig
 from .errors import Forked, Status
 from .mediums import Medium
@@ -79,6 +79,7 @@ class OpenStudent:
         self.options = options
         self.config = options.batch_config
         self.pid = os.getpid()
+        self._forks = forks()
         lib = _native.lib()
         self._handle = _open(options, timeout_s)
         self._next, self._release, self._free = lib.lw_student_next, lib.lw_student_release, lib.lw_student_free
@@ -107,7 +108,7 @@ class OpenStudent:
             now = _native.monotonic_ns()
             end = now + _native.SLICE_NS
             status = self._next(self._handle, end if end < deadline else deadline, buffer, n, ctypes.byref(count))
-            if status == Status.OK:
+            if not status:
                 break
             if status == Status.TIMEOUT:
                 if now >= deadline or _native.monotonic_ns() >= deadline:
@@ -184,7 +185,7 @@ class OpenStudent:
 
     def check_process(self) -> None:
         """A Forked error in a child of the process that opened it."""
-        if self.pid != os.getpid():
+        if self._forks != forks():
             raise Forked(f"this student was opened by process {self.pid}, and this is its forked child {os.getpid()}: open one here")
 
     def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:
