@@ -214,6 +214,7 @@ class StudentClient:
             spin_us=check_spin(spin_us),
         )
         self._framework: Framework = framework
+        self._as_torch = False
         self._lock = ProcessLock()
         self._student: OpenStudent | None = None
         self._closed = False
@@ -279,8 +280,7 @@ class StudentClient:
         check_count("n", n, 1)
         student = self._student or self._open()
         deadline = _native.NEVER if timeout_ms is None else _native.monotonic_ns() + int(timeout_ms * 1e6)
-        as_torch = _dtypes.use_torch(self._framework)
-        samples = [SampleRef(student, raw, as_torch) for raw in student.take(n, deadline)]
+        samples = [SampleRef(student, raw, self._as_torch) for raw in student.take(n, deadline)]
         for sample in samples:
             self._held[sample.slot_id] = weakref.ref(sample)
         return samples
@@ -325,6 +325,7 @@ class StudentClient:
             if self._closed:
                 raise Closed("this StudentClient was closed; make a new one")
             if self._student is None:
+                self._as_torch = _dtypes.use_torch(self._framework)
                 self._student = OpenStudent(self._options, timeout_s)
             self._student.check_process()
             return self._student
