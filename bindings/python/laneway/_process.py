@@ -39,10 +39,10 @@ def _renew_locks() -> None:
 
 os.register_at_fork(after_in_child=_renew_locks)
 
-# In this order: who makes samples, who asks for them, who introduced them, and who tells of it.
-WORKERS, STUDENTS, BROKERS, LOGS = range(4)
+# In this order: who makes samples, who asks for them, who introduced them, who makes batches, and who tells of it.
+WORKERS, STUDENTS, BROKERS, LOADERS, LOGS = range(5)
 
-_endings: list[weakref.WeakKeyDictionary[Any, Callable[[Any], None]]] = [weakref.WeakKeyDictionary() for _ in range(4)]
+_endings: list[weakref.WeakKeyDictionary[Any, Callable[[Any], None]]] = [weakref.WeakKeyDictionary() for _ in range(5)]
 
 
 def at_exit(order: int, obj: Any, ending: Callable[[Any], None]) -> None:
