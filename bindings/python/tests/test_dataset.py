@@ -58,11 +58,8 @@ def test_a_new_iterator_goes_on_where_the_last_one_ended(client):
     assert steps == list(range(30))
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("workers", "start"), [(0, "fork"), (2, "fork"), (2, "spawn")])
 def test_torchs_dataloader_with_more_samples_in_a_batch_than_slots(client, workers, start):
-    if workers == 0 and start == "spawn":
-        pytest.skip("no process is started")
     context = multiprocessing.get_context(start) if workers else None
     loader = DataLoader(dataset(client), batch_size=32, num_workers=workers, multiprocessing_context=context)
     steps = {lane: [] for lane in range(max(1, workers))}
