@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from . import io, work
 from ._functions import Function
 from ._version import __version__
 from .batch import Batch, global_hash
@@ -29,6 +30,7 @@ from .broker import Broker, BrokerStats
 from .errors import LanewayError, TaskError
 from .loader import Loader
 from .logs import setup_logging
+from .pipeline import Pipeline
 from .recipe import Recipe
 from .student import GenerationValue, SampleRef, StudentClient
 from .worker import Task, Worker
@@ -46,6 +48,7 @@ __all__ = [
     "GenerationValue",
     "LanewayError",
     "Loader",
+    "Pipeline",
     "Recipe",
     "SampleRef",
     "StudentClient",
@@ -55,7 +58,9 @@ __all__ = [
     "Worker",
     "__version__",
     "global_hash",
+    "io",
     "setup_logging",
+    "work",
 ]
 
 

@@ -86,6 +86,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "lw_dataset_documents": (c_uint64, [_handle]),
     "lw_dataset_shard_count": (c_size_t, [_handle]),
     "lw_dataset_shard": (_status, [_handle, c_size_t, POINTER(s.Shard)]),
+    "lw_dataset_groups": (_status, [_handle, c_void_p, c_size_t, _len]),
     "lw_dataset_locate": (_status, [_handle, c_uint64, POINTER(s.Location)]),
     "lw_dataset_read": (_status, [_handle, c_uint64, c_char_p, c_size_t, _len, POINTER(c_char_p)]),
     "lw_dataset_free": (None, [_handle]),

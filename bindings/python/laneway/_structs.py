@@ -267,6 +267,12 @@ class Shard(ctypes.Structure):
     ]
 
 
+class Group(ctypes.Structure):
+    """``lw_group``"""
+
+    _fields_ = [("first_document", c_uint64), ("bytes", c_uint64), ("documents", c_uint32), ("shard", c_uint32)]
+
+
 class Location(ctypes.Structure):
     """``lw_location``"""
 

@@ -46,11 +46,13 @@ class Batch:
         num_tokens: tokens of documents, padding left out.
         num_valid_tokens: labels that count; divide a loss by their sum over all ranks and microbatches of the step.
         max_seqlen: the longest segment of ``cu_seqlens``.
+        emit_positions: whether :meth:`to_training` gives positions, as ``pack_flat(emit_positions=…)`` said.
     """
 
     def __init__(self, source: _Native | _Copied, as_torch: bool, context: Any = None) -> None:
         self._source, self._as_torch, self._context = source, as_torch, context
         self._tensors: dict[str, Any] = {}
+        self.emit_positions = True
         info = source.info
         self.step, self.microbatch, self.microbatches = info["step"], info["microbatch"], info["microbatches"]
         self.num_rows, self.row_length = info["rows"], info["row_length"]

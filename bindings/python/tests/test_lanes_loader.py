@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -164,14 +165,15 @@ def test_functions_run_on_texts_and_a_failing_one_says_why(lanes_folder, lanes):
 
 def test_a_mixture_can_be_changed_ahead_and_too_early_is_an_error_that_says_when(lanes, uninterrupted):
     loader = Loader(lanes, framework="numpy")
-    next(loader)
+    for _ in range(20):
+        next(loader)
     with pytest.raises(errors.InvalidArgument, match="step"):
-        loader.set_mixture({"wiki": 1.0, "news": 0.0}, from_step=1)
+        loader.set_mixture({"wiki": 1.0, "news": 0.0}, from_step=2)
     with pytest.raises(ValueError, match="every dataset"):
         loader.set_mixture({"wiki": 1.0}, from_step=60)
     loader.set_mixture({"wiki": 1.0, "news": 0.0}, from_step=60)
-    batches = [next(loader) for _ in range(119)]
-    assert [global_hash(b.hashes) for b in batches[:40]] == uninterrupted[1:41]
+    batches = [next(loader) for _ in range(100)]
+    assert [global_hash(b.hashes) for b in batches[:40]] == uninterrupted[20:60]
     assert {int(p["dataset"]) for p in batches[-1].provenance} == {0}
 
 
@@ -190,7 +192,7 @@ def test_recipes_are_read_from_path_text_and_dict_and_a_misspelt_key_is_named(la
     }
     recipe = Recipe.load(lanes)
     assert Recipe.from_dict(keys) == recipe == Recipe.parse(RECIPE) == pickle.loads(pickle.dumps(recipe)) == Recipe.parse(recipe.to_toml())
-    assert recipe.difference(Recipe.from_dict(keys | {"seed": 8})) == "seed is 7 in one and 8 in the other" or "seed" in recipe.difference(Recipe.from_dict(keys | {"seed": 8}))
+    assert "seed" in recipe.difference(Recipe.from_dict(keys | {"seed": 8}))
     with pytest.raises(errors.InvalidArgument, match="max_length"):
         Recipe.from_dict(keys | {"pack": {"max_lenght": 32}})
     with pytest.raises(TypeError, match=r"pack\.max_length is a object"):
@@ -220,6 +222,7 @@ def test_threads_share_a_loader_and_each_batch_goes_to_one_of_them(lanes, uninte
 def test_a_forked_child_gets_an_error_from_an_open_loader_and_opens_one_that_is_not(lanes, uninterrupted):
     opened, fresh = Loader(lanes, framework="numpy"), Loader(lanes, framework="numpy")
     batch = next(opened)
+    ids = batch.input_ids
     child = os.fork()
     if child == 0:
         code = 1
@@ -227,9 +230,9 @@ def test_a_forked_child_gets_an_error_from_an_open_loader_and_opens_one_that_is_
             try:
                 next(opened)
             except errors.Forked as error:
-                if "fork before its first use" in str(error) and batch.numpy("input_ids").shape == (8, 32):
+                if "fork before its first use" in str(error) and ids.shape == (8, 32) and (ids >= 0).all():
                     code = 0 if global_hash(next(fresh).hashes) == uninterrupted[0] else 2
-            del opened, fresh, batch
+            del opened, fresh, batch, ids
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -290,3 +293,10 @@ def test_ctrl_c_ends_a_wait_and_sigterm_the_process(lanes, lanes_folder, tmp_pat
         print(f"Ctrl-C noticed after {float(out.split()[1]) - sent:.3f} s")
     else:
         assert process.returncode == -signal.SIGTERM
+
+
+def test_the_example_says_identical(lanes):
+    example = Path(__file__).parents[3] / "examples" / "python" / "elastic_min.py"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run([sys.executable, example, lanes, "30"], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "steps 15 to 29 again, on two ranks: identical" in done.stdout, done.stdout + done.stderr

@@ -35,6 +35,7 @@ STRUCTS = {
     "lw_segment": _structs.Segment,
     "lw_dataset_options": _structs.DatasetOptions,
     "lw_shard": _structs.Shard,
+    "lw_group": _structs.Group,
     "lw_location": _structs.Location,
 }
 
