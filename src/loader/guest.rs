@@ -1,6 +1,5 @@
 //! Rows of lanes that are not the rank's own, where one of its lanes ran dry at the end of a finite stream.
 
-use super::lengths::LengthsWork;
 use super::run_to;
 use crate::base::{Error, Result, Status};
 use crate::pipeline::{Engine, LaneStart, Row, RunPlan, Tuning, Work};
@@ -16,12 +15,12 @@ pub(super) struct Guests {
 
 impl Guests {
     /// Row `row` of the lane that `start` names. Rows of one lane are asked for in rising order.
-    pub fn row(&mut self, plan: &Arc<RunPlan>, work: &Arc<dyn Work>, lengths: Arc<LengthsWork>, start: LaneStart, row: u64, deadline: Option<Instant>) -> Result<Row> {
+    pub fn row(&mut self, plan: &Arc<RunPlan>, work: &Arc<dyn Work>, outline: Arc<dyn Work>, start: LaneStart, row: u64, deadline: Option<Instant>) -> Result<Row> {
         let lane = start.lane;
         let tuning = Tuning { threads: 0, rows_ahead: 0, ..Tuning::default() };
         if !self.running.contains_key(&lane) {
-            // Lengths alone say where the lane is then, so that only what the wanted rows hold is read.
-            let mark = run_to(plan, lengths, std::slice::from_ref(&start), row, tuning)?.remove(0);
+            // Lengths alone mostly say where the lane is then, so that only what the wanted rows hold is read.
+            let mark = run_to(plan, outline, std::slice::from_ref(&start), row, tuning)?.remove(0);
             let engine = Engine::new(plan.clone(), work.clone(), &[LaneStart { anchor: Some(mark), ..start }], tuning)?;
             self.running.insert(lane, (engine, row));
         }
