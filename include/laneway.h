@@ -1221,6 +1221,14 @@ lw_status lw_loader_info(const lw_loader *loader,
                          size_t capacity,
                          size_t *len);
 
+// Writes, in words, what a run of this recipe on this rank does, in the order in which data flows, NUL-terminated, into `buffer`. `*len` becomes
+// its length without the NUL; `capacity` 0 only asks for it.
+LW_MUST_USE
+lw_status lw_loader_explain(const lw_loader *loader,
+                            char *buffer,
+                            size_t capacity,
+                            size_t *len);
+
 // Writes what the loader has done, one JSON object, NUL-terminated, into `buffer`. Since it was opened: `batches` delivered and `waited_ns` for them, `bytes_read` for
 // documents, `tokenizer` (the engine in use, and why). Since it was opened, loaded or moved, over the rank's lanes, what was made ahead included: `documents`, `tokens`, `rows`, `epoch` (the
 // lowest), `truncated_tokens`, and documents left out: `empty`, `filtered`, `skipped`, `dropped` (of `dropped_tokens`). `*len` becomes its length without
@@ -1241,7 +1249,7 @@ lw_status lw_loader_decode(const lw_loader *loader,
                            size_t capacity,
                            size_t *len);
 
-// Ends the wait of `lw_loader_next`, or the counting of tokens, that is going on, or else the next one, with `LW_INTERRUPTED`. NULL is allowed. Any
+// Ends the wait of `lw_loader_next`, the counting of tokens, or the seeking that is going on, or else the next one, with `LW_INTERRUPTED`. NULL is allowed. Any
 // thread; safe in a signal handler.
 void lw_loader_cancel(const lw_loader *loader);
 

@@ -208,6 +208,7 @@ def main() -> int:
         print(f"unknown suite {unknown[0]!r}; there are: {', '.join(s.name for s in SUITES)}", file=sys.stderr)
         return 2
     LOGS.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("run_tests: told to end"))  # so that a running suite is ended, too
     expected, seen, all_counts = read_expected(), {}, Count()
     for suite in SUITES:
         if names and suite.name not in names:

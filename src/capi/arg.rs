@@ -51,7 +51,7 @@ pub(super) unsafe fn bytes_or_empty<'a>(pointer: *const u8, len: usize) -> &'a [
 /// UTF-8 text of `len` bytes, copied by whoever keeps it.
 ///
 /// # Safety
-/// As [`slice`].
+/// As [`slice()`].
 pub(super) unsafe fn text<'a>(pointer: *const c_char, len: usize, name: &str) -> Result<&'a str> {
     // SAFETY: the caller's promise is that of `slice`; c_char and u8 have the same size and alignment.
     let bytes = unsafe { slice(pointer.cast::<u8>(), len, name) }?;

@@ -56,7 +56,7 @@ class House:
         return "\n".join(f"--- {p.args}\n{p.log.read_text()}" for p in self.processes)
 
 
-def wait_until(condition: Callable[[], object], what: str, seconds: float = 20.0) -> None:
+def wait_until(condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
     """Waits for something that comes soon; what it was, if it did not."""
     end = time.monotonic() + seconds
     while not condition():
