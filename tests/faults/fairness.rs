@@ -105,14 +105,14 @@ fn a_slow_student_is_not_starved_by_a_fast_one() {
     broker.end();
 }
 
-/// Two groups with models of their own share one worker, for which a switch costs as much as twenty-five samples: it stays on a model for a while, and both are
+/// Two groups with models of their own share one worker, for which a switch costs as much as fifty samples: it stays on a model for a while, and both are
 /// served again and again.
 #[test]
 fn a_worker_that_stays_on_its_model_starves_no_group() {
     let room = Room::new();
     let broker = BrokerProcess::start(&room.dir);
     let (mut left, mut right) = (student(&room, "left"), student(&room, "right"));
-    let mut maker = Peer::worker(WorkerRole { batch_us: 2000, switch_us: 50_000, log: true, paused: true, ..worker(&room) }).ready();
+    let mut maker = Peer::worker(WorkerRole { batch_us: 2000, switch_us: 100_000, log: true, paused: true, ..worker(&room) }).ready();
     for (s, model) in [(&mut left, "a"), (&mut right, "b")] {
         s.ask(json!({ "model": model }));
         s.ask(json!({ "run": 0 }));

@@ -23,6 +23,7 @@ fn each_ticket_comes_once_and_in_order_through_five_thousand_faults() {
     student.ask(json!({ "model": "m" }));
     let start = || Peer::worker(WorkerRole { dir: room.dir.clone(), words: WORDS, batch: 3, ..Default::default() });
     let mut workers: Vec<(Peer, bool)> = (0..WORKERS).map(|_| (start().ready(), false)).collect();
+    until("all sit", || view.seats_taken() == WORKERS);
     student.ask(json!({ "run": 0 }));
     let handles = |pid: u32| std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
     let (began, had) = (Instant::now(), handles(student.pid()));

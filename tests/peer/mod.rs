@@ -1,6 +1,6 @@
 //! Processes that the tests start: this very test program, executed again with a role in its environment. They share nothing but the program and whoever started
 //! them. A role hears commands on its standard input and answers on its standard output, one JSON object a line; it ends when its input does.
-#![allow(dead_code, reason = "each test file uses its own part")]
+#![allow(dead_code, unused_imports, reason = "each test file uses its own part")]
 
 pub mod spy;
 mod student;
@@ -188,7 +188,8 @@ impl BrokerProcess {
 
     pub fn command(dir: &Path) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_laneway"));
-        command.args(["broker", "--log", "error", "--dir"]).arg(dir).stdin(Stdio::null()).stdout(Stdio::null());
+        // Should this program be killed, the broker does not stay for ever.
+        command.args(["broker", "--log", "error", "--exit-when-idle", "100", "--dir"]).arg(dir).stdin(Stdio::null()).stdout(Stdio::null());
         command
     }
 

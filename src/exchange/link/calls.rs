@@ -202,6 +202,10 @@ impl Call {
             return None;
         }
         Some(match (&self.reason, connected) {
+            // Of this handle nothing is closed: a broker that was restarted did not know the session.
+            (Some(e), _) if e.status == Status::Closed => {
+                Error::new(Status::Timeout, format!("the broker did not answer in time; last it said: {e}"))
+            }
             (Some(e), _) => e.clone(),
             (None, true) => Error::new(Status::Timeout, "the broker did not answer in time"),
             (None, false) => Error::new(Status::Timeout, "not connected with a broker (it is being restarted, or has ended)"),
@@ -227,4 +231,22 @@ impl Call {
 
 fn corrupt(why: &str) -> Error {
     Error::new(Status::Corrupt, why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_broker_that_does_not_know_the_session_yet_is_a_timeout_and_not_a_closed_handle() {
+        let now = Instant::now();
+        let mut call = Call::new(Ask::Stats, now + AGAIN, None);
+        call.due(1, 7, now).unwrap();
+        call.sent(7, now);
+        let unknown = Error::new(Status::Closed, "this session is not known");
+        assert!(call.answered(Message::failure(1, 7, &unknown), now).is_none(), "asked again");
+        assert!(call.expired(true, now).is_none());
+        let e = call.expired(true, now + AGAIN).unwrap();
+        assert!(e.status == Status::Timeout && e.message.contains("session is not known"), "{e}");
+    }
 }
