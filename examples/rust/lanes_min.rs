@@ -28,7 +28,11 @@ fn main() -> Result<()> {
             hash = global_hash(batch.row_hashes());
         }
     }
-    println!("{tokens} tokens, {:.0} a second; the checkpoint has {} bytes", tokens as f64 / start.elapsed().as_secs_f64(), checkpoint.to_bytes().len());
+    println!(
+        "{tokens} tokens, {:.0} a second; the checkpoint has {} bytes",
+        tokens as f64 / start.elapsed().as_secs_f64(),
+        checkpoint.to_bytes().len()
+    );
 
     // Two ranks take over. Each owns half of the lanes, and together they give the same batches.
     let half = |rank| -> Result<Vec<u64>> {

@@ -15,7 +15,15 @@ pub(super) struct Guests {
 
 impl Guests {
     /// Row `row` of the lane that `start` names. Rows of one lane are asked for in rising order.
-    pub fn row(&mut self, plan: &Arc<RunPlan>, work: &Arc<dyn Work>, outline: Arc<dyn Work>, start: LaneStart, row: u64, deadline: Option<Instant>) -> Result<Row> {
+    pub fn row(
+        &mut self,
+        plan: &Arc<RunPlan>,
+        work: &Arc<dyn Work>,
+        outline: Arc<dyn Work>,
+        start: LaneStart,
+        row: u64,
+        deadline: Option<Instant>,
+    ) -> Result<Row> {
         let lane = start.lane;
         let tuning = Tuning { threads: 0, rows_ahead: 0, ..Tuning::default() };
         if !self.running.contains_key(&lane) {
@@ -31,6 +39,9 @@ impl Guests {
                 return Ok(made.pieces);
             }
         }
-        Err(Error::new(Status::Data, format!("lane {lane} has no row {row}: it has fewer documents than were counted; delete the token counts in the cache")))
+        Err(Error::new(
+            Status::Data,
+            format!("lane {lane} has no row {row}: it has fewer documents than were counted; delete the token counts in the cache"),
+        ))
     }
 }

@@ -33,7 +33,8 @@ mod verify;
 
 use crate::base::{Error, Result, Status};
 use crate::pipeline::{
-    Batch, BatchRow, BatchShape, Buffers, Checkpoint, Engine, Function, LaneCounts, LaneStart, Meta, RunPlan, Tuning, VERSION, Windows, WithinStep, Work,
+    Batch, BatchRow, BatchShape, Buffers, Checkpoint, Engine, Function, LaneCounts, LaneStart, Meta, RunPlan, Tuning, VERSION, Windows, WithinStep,
+    Work,
 };
 use crate::plan::{BatchSchedule, RankLanes, SourcePlan, Span, Weights};
 use crate::recipe::{Exhausted, Recipe};
@@ -287,7 +288,10 @@ impl Loader {
                 Ok(BatchRow { of: Some((lane, row)), pieces: made.pieces })
             }
             Some(made) => Err(Error::new(Status::Corrupt, format!("lane {lane} gave row {} where {row} was expected", made.number))),
-            None => Err(Error::new(Status::Data, format!("lane {lane} ended before row {row}: it has fewer documents than were counted; delete the token counts in the cache"))),
+            None => Err(Error::new(
+                Status::Data,
+                format!("lane {lane} ended before row {row}: it has fewer documents than were counted; delete the token counts in the cache"),
+            )),
         }
     }
 
@@ -302,9 +306,8 @@ impl Loader {
             return Ok(());
         }
         let finite = self.finite()?;
-        let start = |(lane, mark): (u32, &(Arc<[u8]>, u64))| {
-            LaneStart { lane, anchor: Some(mark.clone()), rows: finite.as_ref().map(|f| f.deal.rows(lane)) }
-        };
+        let start =
+            |(lane, mark): (u32, &(Arc<[u8]>, u64))| LaneStart { lane, anchor: Some(mark.clone()), rows: finite.as_ref().map(|f| f.deal.rows(lane)) };
         let starts: Vec<LaneStart> = self.rank.lanes.clone().zip(&self.marks).map(start).collect();
         self.engine = Some(Engine::new(self.plan.clone(), self.parts.work.clone(), &starts, self.tuning())?);
         Ok(())
@@ -365,10 +368,16 @@ impl Loader {
             let (size, ranks) = (self.rank.microbatch(), self.options.ranks);
             if within.size != size || within.ranks != ranks {
                 let shown = |s: Option<u64>| s.map_or("whole steps".into(), |s| format!("microbatches of {s}"));
-                return Err(Error::new(Status::Refused, format!(
-                    "this checkpoint was taken within step {} ({} on {} ranks), after microbatch {}; open it with the same, or save at a step's end",
-                    was.step, shown(within.size), within.ranks, within.microbatch
-                )));
+                return Err(Error::new(
+                    Status::Refused,
+                    format!(
+                        "this checkpoint was taken within step {} ({} on {} ranks), after microbatch {}; open it with the same, or save at a step's end",
+                        was.step,
+                        shown(within.size),
+                        within.ranks,
+                        within.microbatch
+                    ),
+                ));
             }
         }
         let marks = self.rank.lanes.clone().map(|lane| checkpoint.lane(lane)).collect::<Result<Vec<_>>>()?;
@@ -402,14 +411,18 @@ impl Loader {
         let work: Arc<dyn Work> = match outline {
             Some(outline) => outline,
             None => {
-                tracing::info!("seeking step {step} by making every row from step {}; token counts (laneway index --tokens) make it quick", if behind { 0 } else { self.step });
+                tracing::info!(
+                    "seeking step {step} by making every row from step {}; token counts (laneway index --tokens) make it quick",
+                    if behind { 0 } else { self.step }
+                );
                 self.parts.work.clone()
             }
         };
         let to = self.schedule.rows_before(step);
         let finite = self.finite.clone();
         let rows = |lane: u32| finite.as_ref().map(|f| f.deal.rows(lane));
-        let starts: Vec<LaneStart> = self.rank.lanes.clone().zip(marks).map(|(lane, m)| LaneStart { lane, anchor: Some(m), rows: rows(lane) }).collect();
+        let starts: Vec<LaneStart> =
+            self.rank.lanes.clone().zip(marks).map(|(lane, m)| LaneStart { lane, anchor: Some(m), rows: rows(lane) }).collect();
         self.stop();
         self.marks = run_to(&self.plan, work, &starts, to, self.tuning())?;
         (self.step, self.microbatch) = (step, 0);
@@ -434,7 +447,8 @@ impl Loader {
     }
 
     fn meta(&self) -> Meta {
-        let within = (self.microbatch > 0).then_some(WithinStep { microbatch: self.microbatch, size: self.rank.microbatch(), ranks: self.options.ranks });
+        let within =
+            (self.microbatch > 0).then_some(WithinStep { microbatch: self.microbatch, size: self.rank.microbatch(), ranks: self.options.ranks });
         Meta {
             version: VERSION,
             step: self.step,
@@ -472,7 +486,12 @@ impl Loader {
             let deal = Arc::new(Deal::new(&self.schedule, rows, self.parts.recipe.batch.tail));
             if deal.steps() == 0 {
                 let (rows, batch) = ((0..lanes).map(|l| deal.rows(l)).sum::<u64>(), self.schedule.global_batch(0));
-                return Err(Error::new(Status::Data, format!("the datasets fill {rows} rows, which is less than one global batch of {batch}; lower global_batch, set batch.tail = \"pad\", or let a dataset repeat")));
+                return Err(Error::new(
+                    Status::Data,
+                    format!(
+                        "the datasets fill {rows} rows, which is less than one global batch of {batch}; lower global_batch, set batch.tail = \"pad\", or let a dataset repeat"
+                    ),
+                ));
             }
             tracing::info!("the stream has {} steps; {} rows are padded and {} dropped", deal.steps(), deal.padded(), deal.dropped());
             self.finite = Some(Finite { deal, outline });
@@ -482,7 +501,13 @@ impl Loader {
 }
 
 /// The plan of a run whose weights were changed along the way.
-fn run_plan(parts: &Parts, sources: &Arc<Vec<SourcePlan>>, windows: &Windows, schedule: &BatchSchedule, mixture: &[(u64, Vec<f64>)]) -> Result<RunPlan> {
+fn run_plan(
+    parts: &Parts,
+    sources: &Arc<Vec<SourcePlan>>,
+    windows: &Windows,
+    schedule: &BatchSchedule,
+    mixture: &[(u64, Vec<f64>)],
+) -> Result<RunPlan> {
     let recipe = &parts.recipe;
     let mut weights: Vec<(u64, Weights)> = Vec::new();
     let mut by_step: BTreeMap<u64, Weights> = recipe.weights()?.into_iter().collect();

@@ -59,7 +59,8 @@ impl Parts {
     pub fn open_with(mut recipe: Recipe, options: &Options, functions: &[Function], operators: &[OperatorMaker]) -> Result<Parts> {
         let (functions, operators) = in_order(&mut recipe, functions, operators)?;
         recipe.check()?;
-        let datasets: Vec<Dataset> = recipe.datasets.iter().map(|d| Dataset::open(&d.spec, &open_options(&d.spec.name, options))).collect::<Result<_>>()?;
+        let datasets: Vec<Dataset> =
+            recipe.datasets.iter().map(|d| Dataset::open(&d.spec, &open_options(&d.spec.name, options))).collect::<Result<_>>()?;
         let tokenizer = load_tokenizer(&recipe, options)?;
         let base = base_key(&recipe, tokenizer.fingerprint());
         let source = |dataset: &Dataset| Source {
@@ -78,7 +79,9 @@ impl Parts {
             tokenizer: tokenizer.fingerprint(),
             tokenizer_engine: match tokenizer.engine() {
                 tokenize::Engine::Fast { doubtful: 0 } => "fast".into(),
-                tokenize::Engine::Fast { doubtful } => format!("fast, but for documents with any of {doubtful} characters on which the engines differ"),
+                tokenize::Engine::Fast { doubtful } => {
+                    format!("fast, but for documents with any of {doubtful} characters on which the engines differ")
+                }
                 tokenize::Engine::Reference(why) => format!("reference: {why}"),
             },
             pad_token_id: pad,
@@ -108,7 +111,8 @@ impl Parts {
 
     fn counted(&self, options: &Options, work: &dyn Work) -> Result<Arc<LengthsWork>> {
         let groups: Vec<Vec<(u64, u32)>> = self.sources.iter().map(|s| s.spans.iter().map(|g| (g.first, g.documents)).collect()).collect();
-        let counted: Vec<Counted<'_>> = self.sources.iter().zip(&groups).enumerate().map(|(source, (s, groups))| Counted { source, groups, key: s.lengths_key }).collect();
+        let counted: Vec<Counted<'_>> =
+            self.sources.iter().zip(&groups).enumerate().map(|(source, (s, groups))| Counted { source, groups, key: s.lengths_key }).collect();
         let told = Mutex::new(0u64);
         let progress = |done: u64, total: u64| {
             let Some(tell) = &options.progress else { return };
@@ -161,7 +165,8 @@ fn cache_dir(options: &Options) -> Option<PathBuf> {
 fn open_options(name: &str, options: &Options) -> OpenOptions {
     let what = format!("index {name}");
     let progress = options.progress.clone().map(|tell| {
-        let told: crate::data::ProgressFn = Arc::new(move |p: crate::data::Progress| tell(&Progress { what: what.clone(), done: p.done_bytes, total: p.total_bytes }));
+        let told: crate::data::ProgressFn =
+            Arc::new(move |p: crate::data::Progress| tell(&Progress { what: what.clone(), done: p.done_bytes, total: p.total_bytes }));
         told
     });
     OpenOptions { cache_dir: options.cache_dir.clone(), threads: options.threads, memory_budget: options.memory_budget, progress }

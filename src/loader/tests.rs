@@ -283,7 +283,9 @@ fn whole(recipe: &Recipe, documents: &[u64], ranks: u32, lens: Lens) -> (Vec<u64
 
 #[test]
 fn a_finite_stream_delivers_every_document_once_on_any_number_of_ranks() {
-    for (documents, algorithm) in [([300, 70], Algorithm::Wrap), ([5, 3], Algorithm::None), ([41, 2], Algorithm::BestFit), ([300, 70], Algorithm::BestFitWrap)] {
+    for (documents, algorithm) in
+        [([300, 70], Algorithm::Wrap), ([5, 3], Algorithm::None), ([41, 2], Algorithm::BestFit), ([300, 70], Algorithm::BestFitWrap)]
+    {
         let mut recipe = recipe();
         recipe.pack.algorithm = algorithm;
         recipe.datasets.iter_mut().for_each(|d| d.exhausted = Exhausted::Redistribute);

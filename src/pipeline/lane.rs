@@ -319,7 +319,11 @@ impl Lane {
         self.counts.documents += 1;
         self.counts.tokens += u64::from(len);
         let piece = Piece { source: source as u16, document: taken.document, start: 0, len, tokens: taken.tokens };
-        if self.operators.is_empty() { self.packer.push(piece) } else { self.operators.push(piece)? }
+        if self.operators.is_empty() {
+            self.packer.push(piece)
+        } else {
+            self.operators.push(piece)?
+        }
         Ok(true)
     }
 
@@ -333,10 +337,13 @@ impl Lane {
             let most = plan.documents() * 2 + 4096;
             if stream.barren > most {
                 let (name, left) = (&self.plan.names[source], stream.left_out);
-                return Err(Error::new(Status::Data, format!(
-                    "dataset '{name}' keeps nothing: lane {} has passed {} documents in a row ({} empty, {} filtered, {} unreadable, {} longer than {} tokens); give it weight 0 or change what leaves them out",
-                    self.lane, stream.barren, left.empty, left.filtered, left.skipped, left.dropped, self.plan.pack.max_length
-                )));
+                return Err(Error::new(
+                    Status::Data,
+                    format!(
+                        "dataset '{name}' keeps nothing: lane {} has passed {} documents in a row ({} empty, {} filtered, {} unreadable, {} longer than {} tokens); give it weight 0 or change what leaves them out",
+                        self.lane, stream.barren, left.empty, left.filtered, left.skipped, left.dropped, self.plan.pack.max_length
+                    ),
+                ));
             }
             if !matches!(head, Head::Waiting) || !stream.needs_asking() {
                 return Ok(head);
@@ -522,10 +529,13 @@ impl Lane {
             if piece.start.checked_add(piece.len).is_none_or(|end| end > *len) {
                 let name = &self.plan.names[usize::from(piece.source)];
                 let (document, start, end) = (piece.document, piece.start, u64::from(piece.start) + u64::from(piece.len));
-                return Err(Error::new(Status::Data, format!(
-                    "lane {}: the checkpoint holds tokens {start}..{end} of document {document} of dataset '{name}', which now has {len}; the data, the tokenizer or a user function has changed",
-                    self.lane
-                )));
+                return Err(Error::new(
+                    Status::Data,
+                    format!(
+                        "lane {}: the checkpoint holds tokens {start}..{end} of document {document} of dataset '{name}', which now has {len}; the data, the tokenizer or a user function has changed",
+                        self.lane
+                    ),
+                ));
             }
             piece.tokens = tokens.skip(piece.start);
             piece.detach();
