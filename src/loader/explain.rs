@@ -8,8 +8,18 @@ use std::fmt::Write as _;
 
 /// What a run of this recipe on that many ranks does, in the order in which data flows.
 pub fn explain(parts: &Parts, options: &Options) -> Result<String> {
-    let loader = Loader::assemble(parts.clone(), options.clone())?;
-    let (recipe, schedule) = (loader.recipe(), loader.schedule());
+    Loader::assemble(parts.clone(), options.clone()).map(|loader| loader.explain())
+}
+
+impl Loader {
+    /// What a run of this loader does, in the order in which data flows.
+    pub fn explain(&self) -> String {
+        in_words(self)
+    }
+}
+
+fn in_words(loader: &Loader) -> String {
+    let (recipe, schedule, parts, options) = (loader.recipe(), loader.schedule(), &loader.parts, &loader.options);
     let mut out = String::new();
     let total: f64 = recipe.datasets.iter().map(|d| d.weight).sum();
     let _ = writeln!(out, "Data");
@@ -57,7 +67,7 @@ pub fn explain(parts: &Parts, options: &Options) -> Result<String> {
     };
     let _ = writeln!(out, "  {end}");
     let _ = writeln!(out, "\nFingerprint {:016x}", recipe.fingerprint());
-    Ok(out)
+    out
 }
 
 fn source(dataset: &DatasetRecipe, plan: &SourcePlan, share: f64, recipe: &Recipe, files: usize) -> String {

@@ -28,8 +28,8 @@ impl Lengths {
     }
 }
 
-/// Told of documents counted so far and of all that are to be counted.
-pub type CountProgress<'a> = &'a (dyn Fn(u64, u64) + Sync);
+/// Told of documents counted so far and of all that are to be counted; an error ends the counting.
+pub type CountProgress<'a> = &'a (dyn Fn(u64, u64) -> Result<()> + Sync);
 
 /// What is to be counted.
 pub struct Counted<'a> {
@@ -66,7 +66,7 @@ pub fn lengths(
     Ok(all.into_iter().flatten().collect())
 }
 
-fn count(work: &dyn Work, counted: &Counted<'_>, threads: usize, progress: &(dyn Fn(u64) + Sync)) -> Result<Vec<u32>> {
+fn count(work: &dyn Work, counted: &Counted<'_>, threads: usize, progress: &(dyn Fn(u64) -> Result<()> + Sync)) -> Result<Vec<u32>> {
     let mut parts: Vec<(u64, u64)> = Vec::new();
     for (first, documents) in counted.groups {
         let end = first + u64::from(*documents);
@@ -99,7 +99,7 @@ fn count(work: &dyn Work, counted: &Counted<'_>, threads: usize, progress: &(dyn
                 let len = made.range(j).len() as u32;
                 *tokens = if made.fate(j) == Fate::Kept { len } else { LEFT_OUT };
             }
-            progress(end - start);
+            progress(end - start)?;
         }
     };
     let checked = || run().inspect_err(|_| failed.store(true, Ordering::Relaxed));

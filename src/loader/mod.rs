@@ -31,7 +31,7 @@ mod lengths;
 mod parts;
 mod verify;
 
-use crate::base::{Error, Result, Status};
+use crate::base::{Error, Result, Status, Stop};
 use crate::pipeline::{
     Batch, BatchRow, BatchShape, Buffers, Checkpoint, Engine, Function, LaneCounts, LaneStart, Meta, RunPlan, Tuning, VERSION, Windows, WithinStep,
     Work,
@@ -74,6 +74,8 @@ pub struct Options {
     pub task_bytes: u64,
     /// Told of work that has to be done before the first row.
     pub progress: Option<ProgressFn>,
+    /// Ends indexing, counting and seeking, not [`Loader::next`], which has a deadline.
+    pub stop: Stop,
 }
 
 /// Work that has to be done before the first row.
@@ -104,6 +106,7 @@ impl Default for Options {
             memory_budget: 256 << 20,
             task_bytes: tuning.task_bytes,
             progress: None,
+            stop: Stop::default(),
         }
     }
 }
@@ -424,7 +427,7 @@ impl Loader {
         let starts: Vec<LaneStart> =
             self.rank.lanes.clone().zip(marks).map(|(lane, m)| LaneStart { lane, anchor: Some(m), rows: rows(lane) }).collect();
         self.stop();
-        self.marks = run_to(&self.plan, work, &starts, to, self.tuning())?;
+        self.marks = run_to(&self.plan, work, &starts, to, self.tuning(), &self.options.stop)?;
         (self.step, self.microbatch) = (step, 0);
         Ok(())
     }
@@ -478,6 +481,7 @@ impl Loader {
             let count = |slot: usize| -> Result<u64> {
                 let mut rows = 0;
                 while engine.next(slot, None)?.is_some() {
+                    self.options.stop.check()?;
                     rows += 1;
                 }
                 Ok(rows)
@@ -538,7 +542,7 @@ fn run_plan(
 }
 
 /// Runs lanes until `to` rows of each have been delivered, or it ends, and says where they are then.
-fn run_to(plan: &Arc<RunPlan>, work: Arc<dyn Work>, starts: &[LaneStart], to: u64, tuning: Tuning) -> Result<Vec<(Arc<[u8]>, u64)>> {
+fn run_to(plan: &Arc<RunPlan>, work: Arc<dyn Work>, starts: &[LaneStart], to: u64, tuning: Tuning, stop: &Stop) -> Result<Vec<(Arc<[u8]>, u64)>> {
     let engine = Engine::new(plan.clone(), work, starts, Tuning { rows_ahead: 0, ..tuning })?;
     let mut marks: Vec<(Arc<[u8]>, u64)> = Vec::with_capacity(starts.len());
     for start in starts {
@@ -547,6 +551,7 @@ fn run_to(plan: &Arc<RunPlan>, work: Arc<dyn Work>, starts: &[LaneStart], to: u6
     engine.want_all(to)?;
     for (slot, mark) in marks.iter_mut().enumerate() {
         while engine.delivered(slot)? < to {
+            stop.check()?;
             let Some(row) = engine.next(slot, None)? else { break };
             *mark = (row.anchor, row.taken);
         }

@@ -115,15 +115,18 @@ impl Parts {
             self.sources.iter().zip(&groups).enumerate().map(|(source, (s, groups))| Counted { source, groups, key: s.lengths_key }).collect();
         let told = Mutex::new(0u64);
         let progress = |done: u64, total: u64| {
-            let Some(tell) = &options.progress else { return };
+            options.stop.check()?;
+            let Some(tell) = &options.progress else { return Ok(()) };
             // About a hundred times in all.
             let mut last = told.lock().unwrap_or_else(|e| e.into_inner());
             if done * 100 / total.max(1) > *last || done == total {
                 *last = done * 100 / total.max(1);
                 tell(&Progress { what: "count tokens".into(), done, total });
             }
+            Ok(())
         };
         let sources: Vec<Arc<Lengths>> = lengths(work, &counted, options.threads, cache_dir(options).as_deref(), &progress)?;
+        options.stop.check()?;
         Ok(Arc::new(LengthsWork { sources }))
     }
 }
@@ -169,7 +172,13 @@ fn open_options(name: &str, options: &Options) -> OpenOptions {
             Arc::new(move |p: crate::data::Progress| tell(&Progress { what: what.clone(), done: p.done_bytes, total: p.total_bytes }));
         told
     });
-    OpenOptions { cache_dir: options.cache_dir.clone(), threads: options.threads, memory_budget: options.memory_budget, progress }
+    OpenOptions {
+        cache_dir: options.cache_dir.clone(),
+        threads: options.threads,
+        memory_budget: options.memory_budget,
+        progress,
+        stop: options.stop.clone(),
+    }
 }
 
 fn load_tokenizer(recipe: &Recipe, options: &Options) -> Result<tokenize::Tokenizer> {

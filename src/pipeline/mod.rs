@@ -34,13 +34,13 @@ mod text;
 pub mod tokenize;
 mod work;
 
-pub use operator::{Operator, OperatorMaker};
-pub use pack::{Packer, Piece, Row, Tokens};
 pub use batch::{Batch, BatchRow, BatchShape, Buffers, IGNORE, global_hash};
 pub use checkpoint::{Checkpoint, DataIdentity, Meta, VERSION, WithinStep};
 pub use engine::{Engine, Tuning};
 pub use lane::{LaneCounts, LaneRow};
 pub use map::{Function, TextFunction};
+pub use operator::{Operator, OperatorMaker};
+pub use pack::{Packer, Piece, Row, Tokens};
 pub use run::{LaneStart, RunPlan};
 pub use shuffle::Windows;
 pub use stream::LeftOut;

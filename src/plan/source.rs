@@ -277,7 +277,7 @@ impl Walk {
     pub fn take(&mut self, plan: &SourcePlan, most: usize, out: &mut Vec<Picked>) -> Option<Range<u64>> {
         let start = out.len();
         loop {
-            let Some(open) = self.open(plan) else { return None };
+            let open = self.open(plan)?;
             let window_end = (open.start + open.block.window).min(open.block.documents);
             let window = open.block.first + u64::from(open.start)..open.block.first + u64::from(window_end);
             let (block, round) = (open.block, open.round);
