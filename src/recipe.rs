@@ -168,6 +168,7 @@ words! {
     }
 }
 
+#[expect(clippy::derivable_impls, reason = "the macro that makes the enum knows no defaults")]
 impl Default for SpecialTokens {
     fn default() -> SpecialTokens {
         SpecialTokens::BosEos
