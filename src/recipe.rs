@@ -168,6 +168,13 @@ words! {
     }
 }
 
+#[expect(clippy::derivable_impls, reason = "the macro that makes the enum knows no defaults")]
+impl Default for SpecialTokens {
+    fn default() -> SpecialTokens {
+        SpecialTokens::BosEos
+    }
+}
+
 /// One dataset of a mixture.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DatasetRecipe {

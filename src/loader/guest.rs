@@ -1,6 +1,6 @@
 //! Rows of lanes that are not the rank's own, where one of its lanes ran dry at the end of a finite stream.
 
-use super::run_to;
+use super::moves::run_to;
 use crate::base::{Error, Result, Status, Stop};
 use crate::pipeline::{Engine, LaneStart, Row, RunPlan, Tuning, Work};
 use std::collections::HashMap;

@@ -18,98 +18,42 @@
 //! | file | what it is for |
 //! |---|---|
 //! | `parts` | what a loader is put together from: data, work, identities |
+//! | `options` | rank and tuning |
+//! | `moves` | saving, loading, seeking |
 //! | `lengths` | tokens of every document, counted once |
-//! | `deal` | finite streams in equal steps |
+//! | `finite`, `deal` | streams that end: counted, and dealt into equal steps |
 //! | `guest` | rows of another rank's lane, where one ran dry |
 //! | `verify`, `inspect`, `explain` | the promise proven, a row looked into, a plan in words |
 
 mod deal;
 mod explain;
+mod finite;
 mod guest;
 mod inspect;
 mod lengths;
+mod moves;
+mod options;
 mod parts;
 mod verify;
 
-use crate::base::{Error, Result, Status, Stop};
-use crate::pipeline::{
-    Batch, BatchRow, BatchShape, Buffers, Checkpoint, Engine, Function, LaneCounts, LaneStart, Meta, RunPlan, Tuning, VERSION, Windows, WithinStep,
-    Work,
-};
-use crate::plan::{BatchSchedule, RankLanes, SourcePlan, Span, Weights};
+use crate::base::{Error, Result, Status};
+use crate::pipeline::{Batch, BatchRow, BatchShape, Buffers, Engine, Function, LaneCounts, LaneStart, RunPlan, Tuning, Windows};
+use crate::plan::{BatchSchedule, RankLanes, SourcePlan, Span};
 use crate::recipe::{Exhausted, Recipe};
-use deal::{Deal, Place};
+use deal::Place;
+use finite::Finite;
 use guest::Guests;
+use moves::run_plan;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
 pub use explain::explain;
 pub use inspect::{InspectedPiece, InspectedRow, inspect};
 pub use lengths::{Lengths, LengthsWork};
+pub use options::{Options, Progress, ProgressFn};
 pub use parts::{Parts, Source};
 pub use verify::{Verified, VerifyOptions, VerifyRun, verify};
-
-/// Which rank it is, and what may change speed and memory but no byte.
-#[derive(Clone)]
-pub struct Options {
-    /// This rank, from 0.
-    pub rank: u32,
-    /// Ranks in all.
-    pub ranks: u32,
-    /// Rows of a batch; `None`: all rows of the rank at a step. It must divide them, unless `uneven`.
-    pub microbatch_size: Option<u64>,
-    /// Allows ranks and microbatch sizes that do not divide: short ranks end each step with fully masked rows.
-    pub uneven: bool,
-    /// Threads that make tokens; 0: those that call [`Loader::next`] do.
-    pub threads: usize,
-    /// Steps made ahead.
-    pub prefetch: u64,
-    /// Where indexes, token counts and verdicts on tokenizers are kept; `None`: where each says.
-    pub cache_dir: Option<PathBuf>,
-    /// Bytes that half-read compressed files may keep.
-    pub memory_budget: u64,
-    /// Bytes of text that a thread takes at once.
-    pub task_bytes: u64,
-    /// Told of work that has to be done before the first row.
-    pub progress: Option<ProgressFn>,
-    /// Ends indexing, counting and seeking, not [`Loader::next`], which has a deadline.
-    pub stop: Stop,
-}
-
-/// Work that has to be done before the first row.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Progress {
-    /// What is being done: `"index wiki"`, `"count tokens"`.
-    pub what: String,
-    /// Done so far, in bytes or documents.
-    pub done: u64,
-    /// To be done in all.
-    pub total: u64,
-}
-
-/// Called now and then, by any thread.
-pub type ProgressFn = Arc<dyn Fn(&Progress) + Send + Sync>;
-
-impl Default for Options {
-    fn default() -> Options {
-        let tuning = Tuning::default();
-        Options {
-            rank: 0,
-            ranks: 1,
-            microbatch_size: None,
-            uneven: false,
-            threads: tuning.threads,
-            prefetch: 1,
-            cache_dir: None,
-            memory_budget: 256 << 20,
-            task_bytes: tuning.task_bytes,
-            progress: None,
-            stop: Stop::default(),
-        }
-    }
-}
 
 /// What a loader has done since it was opened or restored.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -147,14 +91,6 @@ pub struct Loader {
     /// Where the lanes are after them.
     partial_marks: BTreeMap<usize, (Arc<[u8]>, u64)>,
     buffers: Arc<Buffers>,
-}
-
-/// What is known of a stream that ends.
-#[derive(Clone)]
-struct Finite {
-    deal: Arc<Deal>,
-    /// What is enough to know where lanes are: lengths, unless the user's operators look at tokens.
-    outline: Arc<dyn Work>,
 }
 
 impl Loader {
@@ -352,86 +288,6 @@ impl Loader {
         Ok(())
     }
 
-    /// The state after the last batch that [`Loader::next`] returned, for the rank's lanes. Changes nothing.
-    pub fn save(&self) -> Checkpoint {
-        let mut checkpoint = Checkpoint { meta: self.meta(), lanes: BTreeMap::new() };
-        for (lane, (anchor, taken)) in self.rank.lanes.clone().zip(&self.marks) {
-            checkpoint.put_lane(lane, anchor, *taken);
-        }
-        checkpoint
-    }
-
-    /// Goes on from a checkpoint that holds at least the rank's lanes, whatever the number of ranks that saved it. Refuses,
-    /// by name, whatever would give other rows.
-    pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<()> {
-        let was = &checkpoint.meta;
-        let paths: Vec<Vec<String>> = self.parts.sources.iter().map(|s| s.paths.clone()).collect();
-        was.check(&self.meta(), &paths)?;
-        if let Some(within) = was.within {
-            let (size, ranks) = (self.rank.microbatch(), self.options.ranks);
-            if within.size != size || within.ranks != ranks {
-                let shown = |s: Option<u64>| s.map_or("whole steps".into(), |s| format!("microbatches of {s}"));
-                return Err(Error::new(
-                    Status::Refused,
-                    format!(
-                        "this checkpoint was taken within step {} ({} on {} ranks), after microbatch {}; open it with the same, or save at a step's end",
-                        was.step,
-                        shown(within.size),
-                        within.ranks,
-                        within.microbatch
-                    ),
-                ));
-            }
-        }
-        let marks = self.rank.lanes.clone().map(|lane| checkpoint.lane(lane)).collect::<Result<Vec<_>>>()?;
-        let plan = Arc::new(run_plan(&self.parts, &self.sources, &self.windows, &self.schedule, &was.mixture)?);
-        self.stop();
-        if was.mixture != self.mixture {
-            self.finite = None;
-        }
-        (self.plan, self.mixture, self.marks) = (plan, was.mixture.clone(), marks);
-        (self.step, self.microbatch) = (was.step, was.within.map_or(0, |w| w.microbatch));
-        // Damage is found now, and not at the first row.
-        self.start()
-    }
-
-    /// Goes to the start of a step. With token counts at hand (of finite streams, or kept by `laneway index --tokens`) only
-    /// their sum is made; otherwise the lanes are run up to there, from here if the step lies ahead.
-    pub fn seek(&mut self, step: u64) -> Result<()> {
-        if let Some(steps) = self.steps()?.filter(|steps| step > *steps) {
-            return Err(Error::invalid(format!("step {step} lies beyond the stream's end: it has {steps} steps")));
-        }
-        let outline: Option<Arc<dyn Work>> = match &self.finite {
-            Some(finite) => Some(finite.outline.clone()),
-            None if !self.parts.operators.is_empty() => None,
-            None => self.parts.cached_lengths(&self.options)?.map(|lengths| lengths as Arc<dyn Work>),
-        };
-        let behind = step < self.step || (step == self.step && self.microbatch > 0);
-        let marks = match (behind, &self.marks) {
-            (true, _) => self.rank.lanes.clone().map(|lane| (self.plan.first_anchor(lane), 0)).collect(),
-            (false, marks) => marks.clone(),
-        };
-        let work: Arc<dyn Work> = match outline {
-            Some(outline) => outline,
-            None => {
-                tracing::info!(
-                    "seeking step {step} by making every row from step {}; token counts (laneway index --tokens) make it quick",
-                    if behind { 0 } else { self.step }
-                );
-                self.parts.work.clone()
-            }
-        };
-        let to = self.schedule.rows_before(step);
-        let finite = self.finite.clone();
-        let rows = |lane: u32| finite.as_ref().map(|f| f.deal.rows(lane));
-        let starts: Vec<LaneStart> =
-            self.rank.lanes.clone().zip(marks).map(|(lane, m)| LaneStart { lane, anchor: Some(m), rows: rows(lane) }).collect();
-        self.stop();
-        self.marks = run_to(&self.plan, work, &starts, to, self.tuning(), &self.options.stop)?;
-        (self.step, self.microbatch) = (step, 0);
-        Ok(())
-    }
-
     /// What has been done since the loader was opened, restored or moved.
     pub fn stats(&self) -> Result<Stats> {
         let mut stats = Stats { bytes_read: (self.parts.bytes_read)(), tokenizer: self.parts.tokenizer_engine.clone(), ..Stats::default() };
@@ -448,115 +304,6 @@ impl Loader {
         }
         Ok(stats)
     }
-
-    fn meta(&self) -> Meta {
-        let within =
-            (self.microbatch > 0).then_some(WithinStep { microbatch: self.microbatch, size: self.rank.microbatch(), ranks: self.options.ranks });
-        Meta {
-            version: VERSION,
-            step: self.step,
-            within,
-            lanes: self.schedule.lanes(),
-            recipe: self.parts.recipe.fields().into_iter().collect(),
-            data: self.parts.sources.iter().map(|s| s.identity.clone()).collect(),
-            tokenizer: format!("{:016x}", self.parts.tokenizer),
-            mixture: self.mixture.clone(),
-        }
-    }
-
-    /// What is known of the stream's end, counted if need be; `None` if it has none.
-    fn finite(&mut self) -> Result<Option<Finite>> {
-        if self.finite.is_none() && self.parts.recipe.is_finite() {
-            let outline: Arc<dyn Work> = match self.parts.operators.is_empty() {
-                true => self.parts.lengths(&self.options)?,
-                false => self.parts.work.clone(),
-            };
-            let mut plan = (*self.plan).clone();
-            // Windows only order rows; without them a lane's last rows need not wait for their window to be full.
-            plan.windows = Windows::new(0, self.schedule.lanes());
-            let lanes = self.schedule.lanes();
-            let starts: Vec<LaneStart> = (0..lanes).map(|lane| LaneStart { lane, anchor: None, rows: None }).collect();
-            let tuning = Tuning { rows_ahead: 64, task_bytes: 1 << 20, ..self.tuning() };
-            let engine = Engine::new(Arc::new(plan), outline.clone(), &starts, tuning)?;
-            let count = |slot: usize| -> Result<u64> {
-                let mut rows = 0;
-                while engine.next(slot, None)?.is_some() {
-                    self.options.stop.check()?;
-                    rows += 1;
-                }
-                Ok(rows)
-            };
-            let rows: Vec<u64> = (0..starts.len()).map(count).collect::<Result<_>>()?;
-            let deal = Arc::new(Deal::new(&self.schedule, rows, self.parts.recipe.batch.tail));
-            if deal.steps() == 0 {
-                let (rows, batch) = ((0..lanes).map(|l| deal.rows(l)).sum::<u64>(), self.schedule.global_batch(0));
-                return Err(Error::new(
-                    Status::Data,
-                    format!(
-                        "the datasets fill {rows} rows, which is less than one global batch of {batch}; lower global_batch, set batch.tail = \"pad\", or let a dataset repeat"
-                    ),
-                ));
-            }
-            tracing::info!("the stream has {} steps; {} rows are padded and {} dropped", deal.steps(), deal.padded(), deal.dropped());
-            self.finite = Some(Finite { deal, outline });
-        }
-        Ok(self.finite.clone())
-    }
-}
-
-/// The plan of a run whose weights were changed along the way.
-fn run_plan(
-    parts: &Parts,
-    sources: &Arc<Vec<SourcePlan>>,
-    windows: &Windows,
-    schedule: &BatchSchedule,
-    mixture: &[(u64, Vec<f64>)],
-) -> Result<RunPlan> {
-    let recipe = &parts.recipe;
-    let mut weights: Vec<(u64, Weights)> = Vec::new();
-    let mut by_step: BTreeMap<u64, Weights> = recipe.weights()?.into_iter().collect();
-    for (step, values) in mixture {
-        let names = recipe.datasets.iter().map(|d| d.spec.name.as_str());
-        let new = Weights::new(names.zip(values.iter().copied())).map_err(|e| e.within(format!("mixture from step {step}")))?;
-        by_step.insert(*step, new);
-    }
-    for (step, new) in by_step {
-        let row = windows.next_start(schedule.rows_before(step));
-        // Of several changes within one window only the last is seen.
-        weights.retain(|(before, _)| *before != row);
-        weights.push((row, new));
-    }
-    Ok(RunPlan {
-        seed: recipe.seed,
-        shuffle_seed: recipe.shuffle_seed(),
-        unit: recipe.mixture.unit,
-        names: recipe.datasets.iter().map(|d| d.spec.name.clone()).collect(),
-        sources: sources.clone(),
-        exhausted: recipe.datasets.iter().map(|d| d.exhausted).collect(),
-        weights,
-        pack: recipe.pack.clone(),
-        domains: recipe.domains(),
-        windows: windows.clone(),
-        operators: parts.operators.clone(),
-    })
-}
-
-/// Runs lanes until `to` rows of each have been delivered, or it ends, and says where they are then.
-fn run_to(plan: &Arc<RunPlan>, work: Arc<dyn Work>, starts: &[LaneStart], to: u64, tuning: Tuning, stop: &Stop) -> Result<Vec<(Arc<[u8]>, u64)>> {
-    let engine = Engine::new(plan.clone(), work, starts, Tuning { rows_ahead: 0, ..tuning })?;
-    let mut marks: Vec<(Arc<[u8]>, u64)> = Vec::with_capacity(starts.len());
-    for start in starts {
-        marks.push(start.anchor.clone().unwrap_or_else(|| (plan.first_anchor(start.lane), 0)));
-    }
-    engine.want_all(to)?;
-    for (slot, mark) in marks.iter_mut().enumerate() {
-        while engine.delivered(slot)? < to {
-            stop.check()?;
-            let Some(row) = engine.next(slot, None)? else { break };
-            *mark = (row.anchor, row.taken);
-        }
-    }
-    Ok(marks)
 }
 
 impl From<crate::data::Group> for Span {

@@ -2,7 +2,7 @@ use super::*;
 use crate::base::mix;
 use crate::data::DatasetSpec;
 use crate::pipeline::synthetic::{Lens, Synthetic};
-use crate::pipeline::{DataIdentity, Operator, OperatorMaker, Piece, global_hash};
+use crate::pipeline::{Checkpoint, DataIdentity, Operator, OperatorMaker, Piece, global_hash};
 use crate::plan::{Order, Steps, Unit};
 use crate::recipe::{Algorithm, DatasetRecipe, Tail};
 

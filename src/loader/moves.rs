@@ -1,0 +1,167 @@
+//! Where a loader stands, and how it gets elsewhere: saving, loading, seeking.
+
+use super::{Loader, Parts};
+use crate::base::{Error, Result, Status, Stop};
+use crate::pipeline::{Checkpoint, Engine, LaneStart, Meta, RunPlan, Tuning, VERSION, Windows, WithinStep, Work};
+use crate::plan::{BatchSchedule, SourcePlan, Weights};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+impl Loader {
+    /// The state after the last batch that [`Loader::next`] returned, for the rank's lanes. Changes nothing.
+    pub fn save(&self) -> Checkpoint {
+        let mut checkpoint = Checkpoint { meta: self.meta(), lanes: BTreeMap::new() };
+        for (lane, (anchor, taken)) in self.rank.lanes.clone().zip(&self.marks) {
+            checkpoint.put_lane(lane, anchor, *taken);
+        }
+        checkpoint
+    }
+
+    /// Goes on from a checkpoint that holds at least the rank's lanes, whatever the number of ranks that saved it. Refuses,
+    /// by name, whatever would give other rows.
+    pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<()> {
+        let was = &checkpoint.meta;
+        let paths: Vec<Vec<String>> = self.parts.sources.iter().map(|s| s.paths.clone()).collect();
+        was.check(&self.meta(), &paths)?;
+        if let Some(within) = was.within {
+            let (size, ranks) = (self.rank.microbatch(), self.options.ranks);
+            if within.size != size || within.ranks != ranks {
+                let shown = |s: Option<u64>| s.map_or("whole steps".into(), |s| format!("microbatches of {s}"));
+                return Err(Error::new(
+                    Status::Refused,
+                    format!(
+                        "this checkpoint was taken within step {} ({} on {} ranks), after microbatch {}; open it with the same, or save at a step's end",
+                        was.step,
+                        shown(within.size),
+                        within.ranks,
+                        within.microbatch
+                    ),
+                ));
+            }
+        }
+        let marks = self.rank.lanes.clone().map(|lane| checkpoint.lane(lane)).collect::<Result<Vec<_>>>()?;
+        let plan = Arc::new(run_plan(&self.parts, &self.sources, &self.windows, &self.schedule, &was.mixture)?);
+        self.stop();
+        if was.mixture != self.mixture {
+            self.finite = None;
+        }
+        (self.plan, self.mixture, self.marks) = (plan, was.mixture.clone(), marks);
+        (self.step, self.microbatch) = (was.step, was.within.map_or(0, |w| w.microbatch));
+        // Damage is found now, and not at the first row.
+        self.start()
+    }
+
+    /// Goes to the start of a step. With token counts at hand (of finite streams, or kept by `laneway index --tokens`) only
+    /// their sum is made; otherwise the lanes are run up to there, from here if the step lies ahead.
+    pub fn seek(&mut self, step: u64) -> Result<()> {
+        if let Some(steps) = self.steps()?.filter(|steps| step > *steps) {
+            return Err(Error::invalid(format!("step {step} lies beyond the stream's end: it has {steps} steps")));
+        }
+        let outline: Option<Arc<dyn Work>> = match &self.finite {
+            Some(finite) => Some(finite.outline.clone()),
+            None if !self.parts.operators.is_empty() => None,
+            None => self.parts.cached_lengths(&self.options)?.map(|lengths| lengths as Arc<dyn Work>),
+        };
+        let behind = step < self.step || (step == self.step && self.microbatch > 0);
+        let marks = match (behind, &self.marks) {
+            (true, _) => self.rank.lanes.clone().map(|lane| (self.plan.first_anchor(lane), 0)).collect(),
+            (false, marks) => marks.clone(),
+        };
+        let work: Arc<dyn Work> = match outline {
+            Some(outline) => outline,
+            None => {
+                tracing::info!(
+                    "seeking step {step} by making every row from step {}; token counts (laneway index --tokens) make it quick",
+                    if behind { 0 } else { self.step }
+                );
+                self.parts.work.clone()
+            }
+        };
+        let to = self.schedule.rows_before(step);
+        let finite = self.finite.clone();
+        let rows = |lane: u32| finite.as_ref().map(|f| f.deal.rows(lane));
+        let starts: Vec<LaneStart> =
+            self.rank.lanes.clone().zip(marks).map(|(lane, m)| LaneStart { lane, anchor: Some(m), rows: rows(lane) }).collect();
+        self.stop();
+        self.marks = run_to(&self.plan, work, &starts, to, self.tuning(), &self.options.stop)?;
+        (self.step, self.microbatch) = (step, 0);
+        Ok(())
+    }
+
+    fn meta(&self) -> Meta {
+        let within =
+            (self.microbatch > 0).then_some(WithinStep { microbatch: self.microbatch, size: self.rank.microbatch(), ranks: self.options.ranks });
+        Meta {
+            version: VERSION,
+            step: self.step,
+            within,
+            lanes: self.schedule.lanes(),
+            recipe: self.parts.recipe.fields().into_iter().collect(),
+            data: self.parts.sources.iter().map(|s| s.identity.clone()).collect(),
+            tokenizer: format!("{:016x}", self.parts.tokenizer),
+            mixture: self.mixture.clone(),
+        }
+    }
+}
+
+/// The plan of a run whose weights were changed along the way.
+pub(super) fn run_plan(
+    parts: &Parts,
+    sources: &Arc<Vec<SourcePlan>>,
+    windows: &Windows,
+    schedule: &BatchSchedule,
+    mixture: &[(u64, Vec<f64>)],
+) -> Result<RunPlan> {
+    let recipe = &parts.recipe;
+    let mut weights: Vec<(u64, Weights)> = Vec::new();
+    let mut by_step: BTreeMap<u64, Weights> = recipe.weights()?.into_iter().collect();
+    for (step, values) in mixture {
+        let names = recipe.datasets.iter().map(|d| d.spec.name.as_str());
+        let new = Weights::new(names.zip(values.iter().copied())).map_err(|e| e.within(format!("mixture from step {step}")))?;
+        by_step.insert(*step, new);
+    }
+    for (step, new) in by_step {
+        let row = windows.next_start(schedule.rows_before(step));
+        // Of several changes within one window only the last is seen.
+        weights.retain(|(before, _)| *before != row);
+        weights.push((row, new));
+    }
+    Ok(RunPlan {
+        seed: recipe.seed,
+        shuffle_seed: recipe.shuffle_seed(),
+        unit: recipe.mixture.unit,
+        names: recipe.datasets.iter().map(|d| d.spec.name.clone()).collect(),
+        sources: sources.clone(),
+        exhausted: recipe.datasets.iter().map(|d| d.exhausted).collect(),
+        weights,
+        pack: recipe.pack.clone(),
+        domains: recipe.domains(),
+        windows: windows.clone(),
+        operators: parts.operators.clone(),
+    })
+}
+
+/// Runs lanes until `to` rows of each have been delivered, or it ends, and says where they are then.
+pub(super) fn run_to(
+    plan: &Arc<RunPlan>,
+    work: Arc<dyn Work>,
+    starts: &[LaneStart],
+    to: u64,
+    tuning: Tuning,
+    stop: &Stop,
+) -> Result<Vec<(Arc<[u8]>, u64)>> {
+    let engine = Engine::new(plan.clone(), work, starts, Tuning { rows_ahead: 0, ..tuning })?;
+    let mut marks: Vec<(Arc<[u8]>, u64)> = Vec::with_capacity(starts.len());
+    for start in starts {
+        marks.push(start.anchor.clone().unwrap_or_else(|| (plan.first_anchor(start.lane), 0)));
+    }
+    engine.want_all(to)?;
+    for (slot, mark) in marks.iter_mut().enumerate() {
+        while engine.delivered(slot)? < to {
+            stop.check()?;
+            let Some(row) = engine.next(slot, None)? else { break };
+            *mark = (row.anchor, row.taken);
+        }
+    }
+    Ok(marks)
+}
