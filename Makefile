@@ -38,7 +38,7 @@ wheel: setup ## build/dist/laneway-*.whl
 	@ls build/dist/*.whl
 
 docs: ## Rust's pages in target/doc; the C API's are include/laneway.h itself
-	@RUSTDOCFLAGS="-D warnings" cargo doc --release --locked --no-deps --quiet
+	@RUSTDOCFLAGS="-D warnings -A rustdoc::private-intra-doc-links" cargo doc --release --locked --no-deps --document-private-items --quiet
 	@echo target/doc/laneway/index.html
 
 header: ## include/laneway.h from src/capi

@@ -118,7 +118,7 @@ def lint() -> Iterator[list[str]]:
         yield ["cargo", "fmt", "--check"]
     if shutil.which("cargo-clippy"):
         yield ["cargo", "clippy", "--release", "--locked", "--all-targets", "--", "-D", "warnings"]
-    yield ["cargo", "doc", "--release", "--locked", "--no-deps"]
+    yield ["cargo", "doc", "--release", "--locked", "--no-deps", "--document-private-items"]
 
 
 @dataclass
@@ -141,7 +141,7 @@ SUITES = [
 
 
 def environment() -> dict[str, str]:
-    env = {**os.environ, "RUST_BACKTRACE": "0", "RUSTDOCFLAGS": "-D warnings", "CARGO_TERM_COLOR": "never", "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {**os.environ, "RUST_BACKTRACE": "0", "RUSTDOCFLAGS": "-D warnings -A rustdoc::private-intra-doc-links", "CARGO_TERM_COLOR": "never", "PYTHONDONTWRITEBYTECODE": "1"}
     return env | {"LANEWAY_BIN": str(TARGET / "release" / "laneway"), "LANEWAY_PREFIX": str(ROOT / "build" / "prefix")}
 
 
@@ -208,6 +208,7 @@ def main() -> int:
         print(f"unknown suite {unknown[0]!r}; there are: {', '.join(s.name for s in SUITES)}", file=sys.stderr)
         return 2
     LOGS.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("run_tests: told to end"))  # so that a running suite is ended, too
     expected, seen, all_counts = read_expected(), {}, Count()
     for suite in SUITES:
         if names and suite.name not in names:

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Rooms and files that may hold `unsafe`.
 const UNSAFE: [&str; 4] = ["src/os/", "src/segment/", "src/medium/cuda.rs", "src/capi/"];
@@ -36,7 +36,7 @@ fn sources(dir: &str) -> BTreeMap<String, String> {
     files
 }
 
-fn relative(path: &PathBuf) -> String {
+fn relative(path: &Path) -> String {
     path.strip_prefix(root()).unwrap().to_str().unwrap().to_owned()
 }
 

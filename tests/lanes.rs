@@ -30,7 +30,8 @@ fn house(change: impl Fn(String) -> String) -> TempDir {
         std::fs::create_dir(dir.path().join(name)).unwrap();
         for shard in 0..3 {
             let all = lines(name, documents);
-            let part: String = all.lines().skip(shard * documents / 3).take((shard + 1) * documents / 3 - shard * documents / 3).map(|l| format!("{l}\n")).collect();
+            let part: String =
+                all.lines().skip(shard * documents / 3).take((shard + 1) * documents / 3 - shard * documents / 3).map(|l| format!("{l}\n")).collect();
             std::fs::write(dir.path().join(format!("{name}/{shard}.jsonl")), part).unwrap();
         }
     }
@@ -99,13 +100,15 @@ fn the_same_documents_give_the_same_batches_from_other_files() {
     for name in ["wiki", "news"] {
         for shard in 0..3 {
             let path = packed.path().join(format!("{name}/{shard}.jsonl"));
-            let mut out = flate2::write::GzEncoder::new(std::fs::File::create(path.with_extension("jsonl.gz")).unwrap(), flate2::Compression::default());
+            let mut out =
+                flate2::write::GzEncoder::new(std::fs::File::create(path.with_extension("jsonl.gz")).unwrap(), flate2::Compression::default());
             out.write_all(&std::fs::read(&path).unwrap()).unwrap();
             out.finish().unwrap();
             std::fs::remove_file(path).unwrap();
         }
     }
-    std::fs::write(packed.path().join("recipe.toml"), std::fs::read_to_string(packed.path().join("recipe.toml")).unwrap().replace("*.jsonl", "*.gz")).unwrap();
+    std::fs::write(packed.path().join("recipe.toml"), std::fs::read_to_string(packed.path().join("recipe.toml")).unwrap().replace("*.jsonl", "*.gz"))
+        .unwrap();
     assert_eq!(hashes(&mut loader(&packed), 60), expected);
 }
 
@@ -178,10 +181,14 @@ fn a_changed_shard_is_refused_by_its_name() {
         assert!(error.status == Status::Refused && error.message.contains(word), "expected {word}: {error}");
     };
     loader(&house(|r| r)).load(&checkpoint).expect("the same data elsewhere is the same data");
-    let append = |dir: &Path| std::fs::OpenOptions::new().append(true).open(dir.join("wiki/1.jsonl")).unwrap().write_all(b"{\"text\":\"more\"}\n").unwrap();
+    let append =
+        |dir: &Path| std::fs::OpenOptions::new().append(true).open(dir.join("wiki/1.jsonl")).unwrap().write_all(b"{\"text\":\"more\"}\n").unwrap();
     refused(&append, "wiki/1.jsonl");
     refused(&|dir| std::fs::rename(dir.join("news/2.jsonl"), dir.join("news/3.jsonl")).unwrap(), "news/3.jsonl");
-    refused(&|dir| drop(std::fs::write(dir.join("news/9.jsonl"), "{\"text\":\"x\"}\n")), "dataset 'news' is not what it was: it had 3 files and now has 4");
+    refused(
+        &|dir| drop(std::fs::write(dir.join("news/9.jsonl"), "{\"text\":\"x\"}\n")),
+        "dataset 'news' is not what it was: it had 3 files and now has 4",
+    );
     let swap = |dir: &Path| {
         std::fs::rename(dir.join("wiki/0.jsonl"), dir.join("wiki/x")).unwrap();
         std::fs::rename(dir.join("wiki/1.jsonl"), dir.join("wiki/0.jsonl")).unwrap();
@@ -268,7 +275,12 @@ fn the_program_verifies_inspects_explains_and_indexes() {
     assert!(explained.contains("wiki: 200 documents") && explained.contains("rank 0 of 2 owns lanes 0 to 3"), "{explained}");
     let indexed = said(&laneway(&dir, &["index", "recipe.toml", "--tokens"]));
     let tokens: usize = (0..60).map(|n| text("news", n).len() + 2).sum();
-    assert!(indexed.lines().any(|l| l.split_whitespace().collect::<Vec<_>>()[..3.min(l.split_whitespace().count())] == ["news", "60", &tokens.to_string()]), "{indexed}");
+    assert!(
+        indexed
+            .lines()
+            .any(|l| l.split_whitespace().collect::<Vec<_>>()[..3.min(l.split_whitespace().count())] == ["news", "60", &tokens.to_string()]),
+        "{indexed}"
+    );
     let inspected = said(&laneway(&dir, &["inspect", "recipe.toml", "--step", "3", "--row", "2"]));
     assert!(inspected.contains("step 3, row 2: lane 2") && inspected.contains(".jsonl line"), "{inspected}");
     for (words, message) in [

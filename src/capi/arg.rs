@@ -51,7 +51,7 @@ pub(super) unsafe fn bytes_or_empty<'a>(pointer: *const u8, len: usize) -> &'a [
 /// UTF-8 text of `len` bytes, copied by whoever keeps it.
 ///
 /// # Safety
-/// As [`slice`].
+/// As [`slice()`].
 pub(super) unsafe fn text<'a>(pointer: *const c_char, len: usize, name: &str) -> Result<&'a str> {
     // SAFETY: the caller's promise is that of `slice`; c_char and u8 have the same size and alignment.
     let bytes = unsafe { slice(pointer.cast::<u8>(), len, name) }?;
@@ -112,7 +112,14 @@ pub(super) unsafe fn put_bytes(bytes: &[u8], buffer: *mut c_void, capacity: usiz
 ///
 /// # Safety
 /// `array` points to room for `capacity` items unless `capacity` is 0, and `count` to a writable `usize` or is NULL.
-pub(super) unsafe fn put_items<T>(n: usize, items: impl Iterator<Item = T>, array: *mut T, capacity: usize, count: *mut usize, name: &str) -> Result<()> {
+pub(super) unsafe fn put_items<T>(
+    n: usize,
+    items: impl Iterator<Item = T>,
+    array: *mut T,
+    capacity: usize,
+    count: *mut usize,
+    name: &str,
+) -> Result<()> {
     // SAFETY: the caller's promise, after the check for NULL.
     unsafe { out(count, "count")?.write(n) };
     if capacity == 0 || n == 0 {

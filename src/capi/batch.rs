@@ -167,8 +167,15 @@ impl lw_batch {
             r.pieces.iter().map(move |piece| {
                 let source = usize::from(piece.source);
                 let shard = self.datasets.get(source).map_or(0, |d| shard_of(d, piece.document));
-                let segment =
-                    lw_segment { document: piece.document, dataset: source as u32, shard, row: row as u32, offset, start: piece.start, length: piece.len };
+                let segment = lw_segment {
+                    document: piece.document,
+                    dataset: source as u32,
+                    shard,
+                    row: row as u32,
+                    offset,
+                    start: piece.start,
+                    length: piece.len,
+                };
                 offset += piece.len;
                 segment
             })

@@ -143,7 +143,8 @@ struct ShardText {
 impl lw_dataset {
     pub(super) fn new(dataset: Dataset) -> lw_dataset {
         let text = |text: &str| CString::new(text.replace('\0', "\u{fffd}")).unwrap_or_default();
-        let shard = |s: &crate::data::Shard| ShardText { path: text(&s.path.to_string_lossy()), name: text(&s.name), damage: s.damage.as_deref().map(text) };
+        let shard =
+            |s: &crate::data::Shard| ShardText { path: text(&s.path.to_string_lossy()), name: text(&s.name), damage: s.damage.as_deref().map(text) };
         let shards = dataset.shards().iter().map(shard).collect();
         lw_dataset { dataset, shards, readers: Mutex::default(), home: Home::here() }
     }

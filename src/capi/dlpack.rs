@@ -1,4 +1,4 @@
-//! Tensors of samples and batches as DLPack tensors (https://dmlc.github.io/dlpack/latest/c_api.html, version 1.0), which NumPy, torch and JAX
+//! Tensors of samples and batches as DLPack tensors (<https://dmlc.github.io/dlpack/latest/c_api.html>, version 1.0), which NumPy, torch and JAX
 //! take without a copy.
 
 use crate::base::{DType, Error, Result};

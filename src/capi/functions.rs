@@ -97,7 +97,9 @@ unsafe fn function(table: *const lw_function_table) -> Result<(Function, Arc<Own
             }
         })),
         (None, None) => return Err(Error::invalid(format!("function '{name}' has neither map nor filter; set one"))),
-        (Some(_), Some(_)) => return Err(Error::invalid(format!("function '{name}' has both map and filter; set one, and give the other a name of its own"))),
+        (Some(_), Some(_)) => {
+            return Err(Error::invalid(format!("function '{name}' has both map and filter; set one, and give the other a name of its own")));
+        }
     };
     Ok((Function { name: name.to_owned(), function }, owner))
 }

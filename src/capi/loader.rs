@@ -431,7 +431,8 @@ pub unsafe extern "C" fn lw_loader_load(loader: *const lw_loader, states: *const
 fn checkpoint(bytes: &[u8]) -> Result<Checkpoint> {
     match bytes.iter().find(|b| !b.is_ascii_whitespace()) {
         Some(b'{') => {
-            let text = std::str::from_utf8(bytes).map_err(|e| Error::new(Status::Corrupt, format!("this is not a checkpoint, or it is damaged: {e}")))?;
+            let text =
+                std::str::from_utf8(bytes).map_err(|e| Error::new(Status::Corrupt, format!("this is not a checkpoint, or it is damaged: {e}")))?;
             Checkpoint::from_json(text)
         }
         _ => Checkpoint::from_bytes(bytes),

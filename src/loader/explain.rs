@@ -27,7 +27,13 @@ fn in_words(loader: &Loader) -> String {
         let _ = writeln!(out, "  {}", source(dataset, plan, dataset.weight / total, recipe, parts.sources[i].paths.len()));
     }
     let _ = writeln!(out, "\nOrder\n  {}", order(recipe));
-    let _ = writeln!(out, "\nTokens\n  {}: documents are put between control tokens as \"{}\" says; the {} engine encodes", recipe.tokenizer.path, recipe.tokenizer.special_tokens.name(), parts.tokenizer_engine);
+    let _ = writeln!(
+        out,
+        "\nTokens\n  {}: documents are put between control tokens as \"{}\" says; the {} engine encodes",
+        recipe.tokenizer.path,
+        recipe.tokenizer.special_tokens.name(),
+        parts.tokenizer_engine
+    );
     if !recipe.functions.is_empty() {
         let _ = writeln!(out, "  before that, user functions run: {}", recipe.functions.join(", "));
     }
@@ -53,7 +59,10 @@ fn in_words(loader: &Loader) -> String {
     let good: Vec<String> = (1..=lanes).filter(|r| lanes % r == 0).map(|r| r.to_string()).collect();
     let _ = writeln!(out, "  resumes unchanged on {} ranks, and with uneven = true on any number up to {lanes}", good.join(", "));
     let end = match recipe.is_finite() {
-        true => format!("it ends; rows that do not fill a last step are {}", if recipe.batch.tail.name() == "pad" { "filled up with masked rows" } else { "dropped" }),
+        true => format!(
+            "it ends; rows that do not fill a last step are {}",
+            if recipe.batch.tail.name() == "pad" { "filled up with masked rows" } else { "dropped" }
+        ),
         false => "it does not end".into(),
     };
     let _ = writeln!(out, "  {end}");

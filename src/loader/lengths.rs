@@ -42,8 +42,15 @@ pub struct Counted<'a> {
 }
 
 /// The lengths of each source: from the cache, or counted on `threads` threads and put there. No cache directory, no cache.
-pub fn lengths(work: &dyn Work, counted: &[Counted<'_>], threads: usize, cache: Option<&Path>, progress: CountProgress<'_>) -> Result<Vec<Arc<Lengths>>> {
-    let mut all: Vec<Option<Arc<Lengths>>> = counted.iter().map(|c| cache.and_then(|dir| load(&path(dir, c.key), c))).map(|l| l.map(Arc::new)).collect();
+pub fn lengths(
+    work: &dyn Work,
+    counted: &[Counted<'_>],
+    threads: usize,
+    cache: Option<&Path>,
+    progress: CountProgress<'_>,
+) -> Result<Vec<Arc<Lengths>>> {
+    let mut all: Vec<Option<Arc<Lengths>>> =
+        counted.iter().map(|c| cache.and_then(|dir| load(&path(dir, c.key), c))).map(|l| l.map(Arc::new)).collect();
     let missing: Vec<usize> = (0..counted.len()).filter(|i| all[*i].is_none()).collect();
     let total: u64 = missing.iter().flat_map(|i| counted[*i].groups).map(|g| u64::from(g.1)).sum();
     let done = AtomicU64::new(0);
@@ -99,7 +106,8 @@ fn count(work: &dyn Work, counted: &Counted<'_>, threads: usize, progress: &(dyn
     std::thread::scope(|scope| {
         let others: Vec<_> = (1..threads.max(1)).map(|_| scope.spawn(checked)).collect();
         let own = checked();
-        let joined = others.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(Error::new(crate::base::Status::Panic, "a panic while counting tokens"))));
+        let joined =
+            others.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(Error::new(crate::base::Status::Panic, "a panic while counting tokens"))));
         joined.fold(own, Result::and)
     })?;
     Ok(tokens)

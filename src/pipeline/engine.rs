@@ -161,7 +161,10 @@ impl Engine {
             }
             let now = Instant::now();
             if deadline.is_some_and(|d| d <= now) {
-                return Err(Error::new(Status::Timeout, format!("lane {}: row {} was not ready in time; call again", runner.lane.lane, runner.lane.delivered())));
+                return Err(Error::new(
+                    Status::Timeout,
+                    format!("lane {}: row {} was not ready in time; call again", runner.lane.lane, runner.lane.delivered()),
+                ));
             }
             if self.shared.inline {
                 drop(runner);
@@ -207,7 +210,10 @@ impl Engine {
             return Ok(());
         }
         let hint = "open a new one here, or start workers by spawn";
-        Err(Error::new(Status::Forked, format!("this loader belongs to process {}, and its threads do not exist in a forked child; {hint}", self.process)))
+        Err(Error::new(
+            Status::Forked,
+            format!("this loader belongs to process {}, and its threads do not exist in a forked child; {hint}", self.process),
+        ))
     }
 }
 

@@ -53,14 +53,16 @@ impl Worker for TextWorker {
                 let text = self.window(request.source, window)?;
                 for document in request.documents {
                     let i = (document - window.documents.start) as usize;
-                    tokens(&mut self.encoder, &self.functions, &mut self.applied, (text.text(i), text.status(i)), out).map_err(|e| located(&self.datasets[request.source], *document, e))?;
+                    tokens(&mut self.encoder, &self.functions, &mut self.applied, (text.text(i), text.status(i)), out)
+                        .map_err(|e| located(&self.datasets[request.source], *document, e))?;
                 }
             }
             None => {
                 for document in request.documents {
                     self.readers[request.source].read(*document..document + 1, &mut self.batch)?;
                     let batch = &self.batch;
-                    tokens(&mut self.encoder, &self.functions, &mut self.applied, (batch.text(0), batch.status(0)), out).map_err(|e| located(&self.datasets[request.source], *document, e))?;
+                    tokens(&mut self.encoder, &self.functions, &mut self.applied, (batch.text(0), batch.status(0)), out)
+                        .map_err(|e| located(&self.datasets[request.source], *document, e))?;
                 }
             }
         }

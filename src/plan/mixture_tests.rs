@@ -77,7 +77,8 @@ fn by_tokens_errors_stay_bounded_at_any_depth_and_cancel_over_lanes() {
     for (name, values, lengths) in cases {
         let w = weights(values);
         for (lanes, per_lane) in [(1u32, 10_000_000u64), (256, 1_000_000)] {
-            let mut all: Vec<Lane> = (0..lanes).map(|l| Lane { mixer: Mixer::new(Unit::Tokens, 3, l, &w), given: [0; 2], count: [0; 2], last: 0 }).collect();
+            let mut all: Vec<Lane> =
+                (0..lanes).map(|l| Lane { mixer: Mixer::new(Unit::Tokens, 3, l, &w), given: [0; 2], count: [0; 2], last: 0 }).collect();
             let mut longest = 0;
             for round in 1..=per_lane / 10_000 {
                 for (number, lane) in all.iter_mut().enumerate() {

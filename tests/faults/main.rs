@@ -12,6 +12,7 @@ mod memory;
 mod models;
 mod patience;
 mod reclaim;
+mod suspicion;
 mod syscalls;
 mod torture;
 

@@ -1,11 +1,15 @@
 //! Memory that is not there: an error with both numbers, never a signal.
 
-use crate::common::Room;
+use crate::common::{Room, client, layout};
 use crate::peer::{BrokerProcess, Peer, StudentRole, WorkerRole, skip};
 use laneway::base::Status;
+use laneway::exchange::student::{Student, StudentOptions};
+use laneway::medium::MediumChoice;
+use laneway::os::clock;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 const WORDS: u64 = 1 << 17;
 const SAMPLE: u64 = WORDS * 8;
@@ -90,6 +94,17 @@ fn a_file_system_that_is_full_is_an_error_with_both_numbers() {
     assert_eq!(std::fs::read_dir(&disk.0).unwrap().count(), 0, "no file is left");
     drop(worker);
     broker.end();
+}
+
+#[test]
+fn a_student_that_finds_no_broker_leaves_no_file() {
+    let room = Room::new();
+    let path = room.dir.join("payload");
+    let mut options = StudentOptions::new(room.endpoints.clone(), client(0), layout(8));
+    options.medium = MediumChoice::File { path: path.clone() };
+    let e = Student::open(options, clock::after(Duration::from_millis(100))).err().unwrap();
+    assert_eq!(e.status, Status::Timeout, "{e}");
+    assert!(e.message.contains("laneway broker") && !path.exists(), "{e}");
 }
 
 /// A control group of this test's own, removed at the end.

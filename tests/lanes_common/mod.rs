@@ -61,9 +61,7 @@ pub fn byte_tokenizer(dir: &Path) -> PathBuf {
         char::from_u32(next - 1).unwrap()
     };
     let vocab: serde_json::Map<String, serde_json::Value> = (0..=255u8).map(|b| (character(b).to_string(), b.into())).collect();
-    let special = |id: u32, content: &str| {
-        serde_json::json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true})
-    };
+    let special = |id: u32, content: &str| serde_json::json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true});
     let file = serde_json::json!({
         "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
         "added_tokens": [special(256, "<s>"), special(257, "</s>")],

@@ -19,6 +19,7 @@ from .errors import Closed
 from .mediums import Medium
 
 _CONNECT_S = 10.0
+_SWITCH_S = 30.0
 
 
 class SampleRef:
@@ -214,6 +215,7 @@ class StudentClient:
             spin_us=check_spin(spin_us),
         )
         self._framework: Framework = framework
+        self._as_torch = False
         self._lock = ProcessLock()
         self._student: OpenStudent | None = None
         self._closed = False
@@ -242,7 +244,7 @@ class StudentClient:
             "pid": student.pid,
         }
 
-    def set_model(self, model_id: str, model_cfg: Mapping[str, Any] | None = None, timeout_s: float = _CONNECT_S) -> int:
+    def set_model(self, model_id: str, model_cfg: Mapping[str, Any] | None = None, timeout_s: float = _SWITCH_S) -> int:
         """Chooses what workers make from now on, for every rank of the group.
 
         When it returns, no rank is handed a sample of an older model, and tickets that were not handed out yet are made anew.
@@ -255,6 +257,7 @@ class StudentClient:
             The new generation.
 
         Raises:
+            Timeout: no broker took it within ``timeout_s`` seconds; nothing has changed.
             NotLeader: this is not rank 0.
             TypeError, ValueError: the config cannot be carried by JSON.
         """
@@ -275,12 +278,10 @@ class StudentClient:
 
     def next_samples(self, n: int, timeout_ms: float | None = 1000) -> list[SampleRef]:
         """The next sample and those that are ready behind it, ``n`` at most; an empty list after ``timeout_ms``."""
-        student = self._student
-        if student is None:
-            student = self._open()
+        check_count("n", n, 1)
+        student = self._student or self._open()
         deadline = _native.NEVER if timeout_ms is None else _native.monotonic_ns() + int(timeout_ms * 1e6)
-        as_torch = _dtypes.use_torch(self._framework)
-        samples = [SampleRef(student, raw, as_torch) for raw in student.take(n, deadline)]
+        samples = [SampleRef(student, raw, self._as_torch) for raw in student.take(n, deadline)]
         for sample in samples:
             self._held[sample.slot_id] = weakref.ref(sample)
         return samples
@@ -325,6 +326,7 @@ class StudentClient:
             if self._closed:
                 raise Closed("this StudentClient was closed; make a new one")
             if self._student is None:
+                self._as_torch = _dtypes.use_torch(self._framework)
                 self._student = OpenStudent(self._options, timeout_s)
             self._student.check_process()
             return self._student

@@ -260,14 +260,11 @@ fn give_again(inner: &Inner, oldest: u64, stopped: Option<u32>) {
 fn herald(inner: &Inner) {
     let hot = inner.segment.hot();
     while !inner.closed.load(Ordering::Acquire) {
-        inner.waiters.fetch_add(1, Ordering::SeqCst);
-        let value = hot.bell.prepare(bell::ANY);
+        let value = inner.announce(None);
         if let Some(event) = inner.ready_event.get().filter(|_| inner.is_ready()) {
             event.set();
         }
         futex::wait(&hot.bell.word, value, clock::SLICE);
-        if inner.waiters.fetch_sub(1, Ordering::SeqCst) == 1 {
-            hot.bell.awake();
-        }
+        inner.awake();
     }
 }
