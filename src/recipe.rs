@@ -168,6 +168,12 @@ words! {
     }
 }
 
+impl Default for SpecialTokens {
+    fn default() -> SpecialTokens {
+        SpecialTokens::BosEos
+    }
+}
+
 /// One dataset of a mixture.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DatasetRecipe {

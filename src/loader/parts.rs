@@ -184,7 +184,7 @@ fn open_options(name: &str, options: &Options) -> OpenOptions {
 fn load_tokenizer(recipe: &Recipe, options: &Options) -> Result<tokenize::Tokenizer> {
     let t = &recipe.tokenizer;
     let wanted = tokenize::TokenizerOptions {
-        special: tokenize::Special::from_name(t.special_tokens.name())?,
+        special: t.special_tokens,
         parse_special: t.parse_special,
         bos_token: t.bos_token.clone(),
         eos_token: t.eos_token.clone(),
