@@ -4,7 +4,8 @@
 //! made the rows that are wanted or has to wait for a task. Whoever finishes a task that a lane waits for runs the lane.
 //! Locks are taken in one order only, a lane's before the queue's or a task's, so they cannot wait for each other.
 
-use super::lane::{Ahead, Lane, LaneCounts, LaneRow, LaneStart, Progress, RunPlan};
+use super::lane::{Lane, LaneCounts, LaneRow, Progress};
+use super::run::{Ahead, LaneStart, RunPlan};
 use super::work::{Made, Request, Task, Work, Worker};
 use crate::base::{Error, Result, Status};
 use std::collections::VecDeque;

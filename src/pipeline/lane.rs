@@ -1,76 +1,19 @@
 //! One lane: whose turn it is, which row a document goes to, windows of rows, and anchors. All of it is serial and the
 //! same whenever it runs; it stops where it would have to wait, and goes on from there.
 
-use super::codec::{Reader, put, put_signed};
-use super::operator::{OperatorMaker, Operators};
-use super::pack::{Packer, Piece, Row, Tokens};
-use super::shuffle::Windows;
+mod anchor;
+
+use super::operator::Operators;
+use super::pack::{Packer, Piece, Row};
+use super::run::{Ahead, LaneStart, RunPlan};
 use super::stream::{Head, LeftOut, Stream};
-use super::work::{Fate, Task};
+use super::work::Task;
 use crate::base::{Error, Result, Status};
-use crate::plan::{Cursor, Mixer, MixerState, SourcePlan, Unit, Weights};
-use crate::recipe::{Exhausted, LongDocuments, PackRecipe};
-use std::collections::{HashMap, VecDeque};
+use crate::plan::{Cursor, Mixer, Unit};
+use crate::recipe::{Exhausted, LongDocuments};
+use anchor::Fetch;
+use std::collections::VecDeque;
 use std::sync::Arc;
-
-/// What all lanes of a run have in common.
-#[derive(Clone)]
-pub struct RunPlan {
-    /// Of turns.
-    pub seed: u64,
-    /// Of rows.
-    pub shuffle_seed: u64,
-    /// What shares count.
-    pub unit: Unit,
-    /// Names of the sources, for messages.
-    pub names: Vec<String>,
-    /// Their documents, dealt to lanes.
-    pub sources: Arc<Vec<SourcePlan>>,
-    /// What becomes of a source's share at its end.
-    pub exhausted: Vec<Exhausted>,
-    /// Weights, and the row from which each holds: turns after that row was packed. The first from row 0 on.
-    pub weights: Vec<(u64, Weights)>,
-    /// How documents become rows.
-    pub pack: PackRecipe,
-    /// Of each source, which others it may share a row with.
-    pub domains: Vec<u16>,
-    /// How rows fall into windows.
-    pub windows: Windows,
-    /// The user's operators between documents and rows.
-    pub operators: Vec<OperatorMaker>,
-}
-
-impl RunPlan {
-    /// The anchor of a lane's beginning.
-    pub fn first_anchor(self: &Arc<RunPlan>, lane: u32) -> Arc<[u8]> {
-        Lane::at_beginning(0, self.clone(), Ahead { task_bytes: 1, lane_bytes: 1 }, lane).anchor()
-    }
-
-    /// The weights in force for a turn taken when `rows` rows have been packed.
-    fn weights_after(&self, rows: u64) -> usize {
-        self.weights.partition_point(|(row, _)| *row == 0 || *row < rows) - 1
-    }
-}
-
-/// How far a lane's documents are made ahead. It changes no byte.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Ahead {
-    /// Text of one task.
-    pub task_bytes: u64,
-    /// Text on its way or ready, for all sources of the lane together.
-    pub lane_bytes: u64,
-}
-
-/// Where a lane starts.
-#[derive(Clone, Debug)]
-pub struct LaneStart {
-    /// Its number.
-    pub lane: u32,
-    /// An anchor to start from, and rows of its window that were delivered already; `None`: the lane's start.
-    pub anchor: Option<(Arc<[u8]>, u64)>,
-    /// The lane's rows in all, if it ends.
-    pub rows: Option<u64>,
-}
 
 /// How a lane's work has ended for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,7 +108,7 @@ impl Lane {
         Ok(lane)
     }
 
-    fn at_beginning(slot: usize, plan: Arc<RunPlan>, ahead: Ahead, lane: u32) -> Lane {
+    pub(super) fn at_beginning(slot: usize, plan: Arc<RunPlan>, ahead: Ahead, lane: u32) -> Lane {
         let mixer = Mixer::new(plan.unit, plan.seed, lane, &plan.weights[0].1);
         let next = vec![0; plan.sources.len()];
         let streams = (0..plan.sources.len()).map(|i| Stream::new(i, lane, Cursor::default())).collect();
@@ -413,133 +356,5 @@ impl Lane {
             (wanted, ((self.ahead.task_bytes as f64 / mean(i)) as usize).clamp(1, wanted))
         };
         self.demand = (0..parts.len()).map(demand).collect();
-    }
-
-    /// The lane's state before its next row, as pointers.
-    pub fn anchor(&mut self) -> Arc<[u8]> {
-        let mut out = Vec::with_capacity(64);
-        put(&mut out, self.plan.windows.of_row(self.made) << 1 | u64::from(self.ended));
-        let MixerState { balance, gone } = self.mixer.state();
-        // Balances add up to 0: the last need not be written.
-        balance.iter().rev().skip(1).rev().for_each(|b| put_signed(&mut out, *b));
-        let ended: Vec<usize> = (0..gone.len()).filter(|i| gone[*i]).collect();
-        put(&mut out, ended.len() as u64);
-        ended.iter().for_each(|i| put(&mut out, *i as u64));
-        for stream in &self.streams {
-            put(&mut out, stream.cursor().round);
-            put(&mut out, u64::from(stream.cursor().index));
-        }
-        self.operators.save(&mut out);
-        self.packer.save(&mut out);
-        out.into()
-    }
-
-    /// Takes up an anchor, of whose window `taken` rows have been delivered.
-    fn restore(&mut self, anchor: &Arc<[u8]>, taken: u64) -> Result<()> {
-        let mut from = Reader::new(anchor);
-        let head = from.get()?;
-        let (window, ended) = (head >> 1, head & 1 == 1);
-        let sources = self.streams.len();
-        let mut balance: Vec<i64> = (1..sources).map(|_| from.get_signed()).collect::<Result<_>>()?;
-        balance.push(balance.iter().fold(0i64, |sum, b| sum.wrapping_sub(*b)));
-        let mut gone = vec![false; sources];
-        for _ in 0..from.get_count()? {
-            gone[from.get_below(sources)?] = true;
-        }
-        for source in 0..sources {
-            let cursor = Cursor { round: from.get()?, index: from.get_u32()? };
-            self.streams[source] = Stream::new(source, self.lane, cursor);
-        }
-        self.operators.load(&mut from, sources)?;
-        self.packer.load(&mut from)?;
-        from.finish()?;
-        self.made = self.plan.windows.start(window);
-        self.ended = ended;
-        self.weights = self.plan.weights_after(self.made);
-        let weights = &self.plan.weights[self.weights].1;
-        self.mixer = Mixer::restore(self.plan.unit, self.plan.seed, self.lane, weights, &MixerState { balance, gone });
-        self.set_demand();
-        let left = self.rows.map_or(u64::MAX, |rows| rows.saturating_sub(self.made));
-        let size = self.plan.windows.size(window).min(left);
-        if taken > size {
-            return Err(Error::new(Status::Corrupt, format!("its state says that {taken} rows of a window of {size} were delivered")));
-        }
-        self.open_window(taken as usize);
-        // Exactly the anchor that was given, so that saving again gives the same.
-        self.windows[0].anchor = anchor.clone();
-        self.delivered = self.made + taken;
-        self.fetch();
-        Ok(())
-    }
-}
-
-/// Documents that the packer held at an anchor, and that are made again.
-#[derive(Default)]
-struct Fetch {
-    tasks: VecDeque<Arc<Task>>,
-    /// By source and number: tokens, and how many.
-    made: HashMap<(usize, u64), (Tokens, u32)>,
-}
-
-impl Lane {
-    /// Every piece held.
-    fn held(&mut self) -> impl Iterator<Item = &mut Piece> {
-        self.operators.pieces().chain(self.packer.pieces())
-    }
-
-    /// Makes a task of each few documents that pieces held point to.
-    fn fetch(&mut self) {
-        let mut wanted: Vec<(usize, u64)> = self.held().map(|p| (usize::from(p.source), p.document)).collect();
-        wanted.sort_unstable();
-        wanted.dedup();
-        for of_one in wanted.chunk_by(|a, b| a.0 == b.0) {
-            let source = of_one[0].0;
-            for some in of_one.chunks(self.demand[source].1) {
-                let documents = some.iter().map(|(_, d)| *d).collect();
-                self.fetch.tasks.push_back(Task::new(self.slot, source, documents, Vec::new(), None));
-            }
-        }
-    }
-
-    /// Tasks that a restored lane needs before anything else.
-    pub fn first_tasks(&self) -> Vec<Arc<Task>> {
-        self.fetch.tasks.iter().cloned().collect()
-    }
-
-    /// Whether all fetched documents are there; then the packer's pieces have their tokens.
-    fn fetched(&mut self) -> Result<bool> {
-        if self.fetch.tasks.is_empty() {
-            return Ok(true);
-        }
-        while let Some(task) = self.fetch.tasks.front() {
-            let Some(made) = task.take() else { return Ok(false) };
-            let mut made = made?;
-            let tokens = std::mem::take(&mut made.tokens);
-            let tokens = if tokens.is_empty() { None } else { Some(Arc::new(tokens)) };
-            for (i, document) in task.documents.iter().enumerate() {
-                let (range, kept) = (made.range(i), made.fate(i) == Fate::Kept);
-                let tokens = tokens.as_ref().map_or_else(Tokens::default, |t| Tokens::new(t.clone(), range.start));
-                self.fetch.made.insert((task.source, *document), (tokens, if kept { range.len() as u32 } else { 0 }));
-            }
-            self.fetch.tasks.pop_front();
-        }
-        let fetch = std::mem::take(&mut self.fetch);
-        for piece in self.operators.pieces().chain(self.packer.pieces()) {
-            let (tokens, len) = &fetch.made[&(usize::from(piece.source), piece.document)];
-            if piece.start.checked_add(piece.len).is_none_or(|end| end > *len) {
-                let name = &self.plan.names[usize::from(piece.source)];
-                let (document, start, end) = (piece.document, piece.start, u64::from(piece.start) + u64::from(piece.len));
-                return Err(Error::new(
-                    Status::Data,
-                    format!(
-                        "lane {}: the checkpoint holds tokens {start}..{end} of document {document} of dataset '{name}', which now has {len}; the data, the tokenizer or a user function has changed",
-                        self.lane
-                    ),
-                ));
-            }
-            piece.tokens = tokens.skip(piece.start);
-            piece.detach();
-        }
-        Ok(true)
     }
 }
