@@ -1109,8 +1109,9 @@ typedef struct {
     uint64_t memory_budget;
     // Bytes of text that a thread takes at once. Default 32 KiB.
     uint64_t task_bytes;
-    // `function_count` tables, one for each name in the recipe's `functions`, in any order. Copied; each one's `drop`
-    // is called exactly once if `lw_loader_open` succeeds, and never if it fails.
+    // `function_count` tables, one for each name in the recipe's `functions`, in any order; a recipe that names none takes
+    // them in this order. Copied; each one's `drop` is called exactly once if `lw_loader_open` succeeds, and never if it
+    // fails.
     const lw_function_table *const *functions;
     // How many.
     size_t function_count;

@@ -104,8 +104,9 @@ pub struct lw_loader_options {
     pub memory_budget: u64,
     /// Bytes of text that a thread takes at once. Default 32 KiB.
     pub task_bytes: u64,
-    /// `function_count` tables, one for each name in the recipe's `functions`, in any order. Copied; each one's `drop`
-    /// is called exactly once if `lw_loader_open` succeeds, and never if it fails.
+    /// `function_count` tables, one for each name in the recipe's `functions`, in any order; a recipe that names none takes
+    /// them in this order. Copied; each one's `drop` is called exactly once if `lw_loader_open` succeeds, and never if it
+    /// fails.
     pub functions: *const *const lw_function_table,
     /// How many.
     pub function_count: usize,
@@ -320,7 +321,7 @@ pub unsafe extern "C" fn lw_loader_open(recipe: *const lw_recipe, options: *cons
         // SAFETY: as above.
         let tables = unsafe { arg::slice(options.functions, options.function_count, "functions") }?;
         // SAFETY: as above; the functions can be called as their documentation says.
-        let functions = unsafe { functions(&recipe.functions, tables) }?;
+        let functions = unsafe { functions(tables) }?;
         let loader = Loader::open(recipe.clone(), tuning, &functions.functions)?;
         functions.keep();
         let shared: Arc<[Dataset]> = loader.parts().datasets.clone().into();
