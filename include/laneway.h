@@ -749,8 +749,8 @@ void lw_worker_free(lw_worker *worker);
 // An opened dataset; it never changes. Any number of threads may use it at once.
 typedef struct lw_dataset lw_dataset;
 
-// Told now and then of work that has to be done before the first document: `what` (`"index wiki"`, `"count tokens"`)
-// is NUL-terminated UTF-8, valid during the call; `done` of `total` bytes or documents. Runs on any thread, on
+// Told now and then of work that has to be done before the first document: `what` (`"index wiki"`, `"count tokens"`, `"seek"`)
+// is NUL-terminated UTF-8, valid during the call; `done` of `total` bytes, documents or rows. Runs on any thread, on
 // several at once. Returns 0 to go on; anything else ends the work, and the call that does it returns
 // `LW_INTERRUPTED`. Must not throw, or call functions of the handle that is being opened or used.
 typedef int32_t (*lw_progress_fn)(void *user, const char *what, uint64_t done, uint64_t total);

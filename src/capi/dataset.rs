@@ -16,8 +16,8 @@ use std::path::PathBuf;
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Told now and then of work that has to be done before the first document: `what` (`"index wiki"`, `"count tokens"`)
-/// is NUL-terminated UTF-8, valid during the call; `done` of `total` bytes or documents. Runs on any thread, on
+/// Told now and then of work that has to be done before the first document: `what` (`"index wiki"`, `"count tokens"`, `"seek"`)
+/// is NUL-terminated UTF-8, valid during the call; `done` of `total` bytes, documents or rows. Runs on any thread, on
 /// several at once. Returns 0 to go on; anything else ends the work, and the call that does it returns
 /// `LW_INTERRUPTED`. Must not throw, or call functions of the handle that is being opened or used.
 pub type lw_progress_fn = Option<unsafe extern "C" fn(user: *mut c_void, what: *const c_char, done: u64, total: u64) -> i32>;
