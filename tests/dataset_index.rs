@@ -192,6 +192,29 @@ fn a_cache_that_cannot_be_written_costs_time_not_the_run() {
 }
 
 #[test]
+fn a_full_disk_costs_time_not_the_run() {
+    // The test program starts itself again with this set, under a limit on the size of files.
+    if let Some(dir) = std::env::var_os("LANEWAY_TEST_FULL_DISK") {
+        let dir = PathBuf::from(dir);
+        let (set, _) = open_counting(&DatasetSpec::new("d", [dir.join("a.jsonl").to_str().unwrap()]), &options(&dir));
+        println!("RESULT {}", texts(&set).len());
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    written(dir.path(), "a.jsonl", &lines("a", 10_000));
+    let out = std::process::Command::new("sh")
+        .args(["-c", "trap '' XFSZ; ulimit -f 16; exec \"$@\"", "sh"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "a_full_disk_costs_time_not_the_run", "--nocapture"])
+        .env("LANEWAY_TEST_FULL_DISK", dir.path())
+        .output()
+        .unwrap();
+    let text = String::from_utf8(out.stdout).unwrap();
+    assert!(out.status.success() && text.contains("RESULT 10000"), "{text}");
+    assert_eq!(index_files(&dir.path().join("cache")), Vec::<PathBuf>::new(), "nothing half-written is left");
+}
+
+#[test]
 fn many_processes_share_the_work_and_agree() {
     // The test program starts itself again with these set: then it is one of the processes.
     if let Some(dir) = std::env::var_os("LANEWAY_TEST_INDEX_DIR") {

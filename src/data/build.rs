@@ -105,11 +105,12 @@ impl<'a> Work<'a> {
     /// Looks at the shard, and for its index in the cache.
     fn look(spec: &'a DatasetSpec, shard: &'a ShardFile, options: &OpenOptions) -> Result<(Work<'a>, Option<ShardIndex>)> {
         let open = |e| Error::io(format!("opening {}", shard.path.display()), e);
-        let file = File::open(&shard.path).map_err(open)?;
-        let meta = file.metadata().map_err(open)?;
-        if !meta.is_file() {
+        // Asked before it is opened: opening a pipe would wait for its writer.
+        if !std::fs::metadata(&shard.path).map_err(open)?.is_file() {
             return Err(Error::invalid(format!("{} is not a regular file", shard.path.display())));
         }
+        let file = File::open(&shard.path).map_err(open)?;
+        let meta = file.metadata().map_err(open)?;
         let unit = if shard.format == Format::Text { spec.text_unit } else { TextUnit::Line };
         let column = if shard.format == Format::Parquet { spec.text_field.as_str() } else { "" };
         let size = meta.len();
@@ -201,7 +202,7 @@ impl<'a> Work<'a> {
         if documents.is_none() {
             lines.finish(decoded);
         }
-        let mut tail: Vec<u8> = lines.table.iter().flat_map(|start| start.to_le_bytes()).collect();
+        let mut tail = lines.table;
         let table_len = tail.len() as u64;
         tail.append(&mut windows);
         ShardIndex {
@@ -209,7 +210,7 @@ impl<'a> Work<'a> {
             compression: self.compression,
             fingerprint: XxHash3_64::oneshot(&hashes),
             decoded,
-            documents: documents.unwrap_or(lines.table.len() as u64),
+            documents: documents.unwrap_or(table_len / 4),
             groups: lines.groups,
             restarts,
             reframed,
@@ -303,7 +304,7 @@ fn whole_file(file: &File, size: u64) -> std::io::Result<(Lines, u64)> {
         at += n as u64;
     }
     let group = ShardGroup { first: 0, documents: 1, start, end: size, line: 0, bytes: size - start };
-    Ok((Lines { groups: vec![group], table: vec![0], newlines: 0 }, std::hash::Hasher::finish(&hasher)))
+    Ok((Lines { groups: vec![group], table: vec![0; 4], newlines: 0 }, std::hash::Hasher::finish(&hasher)))
 }
 
 /// `f` of each item, in order, by several threads; the first error stops it.

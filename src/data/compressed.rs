@@ -134,7 +134,7 @@ impl Scan {
         if self.unit == TextUnit::File {
             let start = if self.head.bom { BOM.len() as u64 } else { 0 };
             let group = ShardGroup { first: 0, documents: 1, start, end: self.at, line: 0, bytes: 0 };
-            lines = Lines { groups: vec![group], table: vec![0], newlines: lines.newlines };
+            lines = Lines { groups: vec![group], table: vec![0; 4], newlines: lines.newlines };
         }
         lines.finish(self.at);
         let reframed = if let Some(Copy::Write(r)) = &self.copy { r.written } else { 0 };

@@ -148,7 +148,8 @@ impl Dataset {
 
     /// Whether its documents cost no more to read one by one, in any order, than together: not so where they are compressed.
     pub fn reads_singly(&self) -> bool {
-        self.inner.files.iter().all(|f| f.compression == super::shards::Compression::None && f.format != Format::Parquet)
+        let plain = self.inner.indexes.iter().all(|i| i.compression == super::shards::Compression::None);
+        plain && self.inner.files.iter().all(|f| f.format != Format::Parquet)
     }
 
     /// A reader for one thread.

@@ -27,20 +27,24 @@ pub(super) const BOM: &[u8] = b"\xEF\xBB\xBF";
 pub(super) struct Lines {
     /// In order; `first` counts from the stretch's first document, `line` from its first line.
     pub groups: Vec<ShardGroup>,
-    /// Start of each document after its group's.
-    pub table: Vec<u32>,
+    /// Start of each document after its group's, as the index keeps it: u32, little-endian.
+    pub table: Vec<u8>,
     /// Line ends.
     pub newlines: u64,
 }
 
 impl Lines {
+    fn documents(&self) -> u64 {
+        self.table.len() as u64 / 4
+    }
+
     /// Appends those of the stretch that follows.
     pub fn append(&mut self, mut next: Lines) {
         if let (Some(last), Some(first)) = (self.groups.last_mut(), next.groups.first()) {
             last.end = first.start;
         }
         for group in &mut next.groups {
-            group.first += self.table.len() as u64;
+            group.first += self.documents();
             group.line += self.newlines;
         }
         self.groups.append(&mut next.groups);
@@ -174,13 +178,13 @@ impl LineScanner {
             if let Some(last) = self.lines.groups.last_mut() {
                 last.end = start;
             }
-            let (first, line) = (self.lines.table.len() as u64, self.lines.newlines);
+            let (first, line) = (self.lines.documents(), self.lines.newlines);
             self.lines.groups.push(ShardGroup { first, documents: 0, start, end: start, line, bytes: 0 });
             self.boundary = if self.by_span { (start / GROUP_SPAN + 1) * GROUP_SPAN } else { u64::MAX };
         }
         let group = self.lines.groups.last_mut().expect("one was pushed");
         group.documents += 1;
-        self.lines.table.push((start - group.start) as u32);
+        self.lines.table.extend_from_slice(&((start - group.start) as u32).to_le_bytes());
     }
 
     /// What the bytes held.
@@ -237,12 +241,19 @@ mod tests {
         lines
     }
 
+    /// Offsets of all documents.
+    fn starts(lines: &Lines) -> Vec<u64> {
+        let table: Vec<u64> = lines.table.as_chunks::<4>().0.iter().map(|s| u64::from(u32::from_le_bytes(*s))).collect();
+        let group = |g: &ShardGroup| table[g.first as usize..][..g.documents as usize].iter().map(|s| g.start + s).collect::<Vec<_>>();
+        lines.groups.iter().flat_map(group).collect()
+    }
+
     #[test]
     fn blank_lines_are_no_documents_however_the_bytes_arrive() {
         let text = b"\n{a}\n \t\r\n{b}\r\n\n\n  {c}\n   ";
         for chunk in 1..=text.len() {
             let lines = whole(text, TextUnit::Line, chunk);
-            assert_eq!(lines.table, [0, 8, 15], "chunks of {chunk}");
+            assert_eq!(starts(&lines), [1, 9, 16], "chunks of {chunk}");
             assert_eq!(lines.groups, [ShardGroup { first: 0, documents: 3, start: 1, end: 25, line: 1, bytes: 24 }]);
         }
     }
@@ -250,7 +261,7 @@ mod tests {
     #[test]
     fn paragraphs_end_at_blank_lines() {
         let lines = whole(b"one\nstill one\n\n \ntwo\n\nthree", TextUnit::Paragraph, 5);
-        assert_eq!(lines.table, [0, 17, 22]);
+        assert_eq!(starts(&lines), [0, 17, 22]);
     }
 
     #[test]
@@ -263,12 +274,7 @@ mod tests {
             let mut joined = scan_piece(&file, 0..cut, size, TextUnit::Line).unwrap().0;
             joined.append(scan_piece(&file, cut..size, size, TextUnit::Line).unwrap().0);
             joined.finish(size);
-            let starts: Vec<u64> = joined
-                .groups
-                .iter()
-                .flat_map(|g| joined.table[g.first as usize..][..g.documents as usize].iter().map(|d| g.start + u64::from(*d)))
-                .collect();
-            assert_eq!(starts, [0, 8, 13, 18], "cut at {cut}");
+            assert_eq!(starts(&joined), [0, 8, 13, 18], "cut at {cut}");
             assert_eq!(joined.newlines, 6, "cut at {cut}");
             for g in &joined.groups {
                 let before = text[..g.start as usize].iter().filter(|b| **b == b'\n').count() as u64;

@@ -2,7 +2,7 @@
 
 use super::{DatasetSpec, Format};
 use crate::base::{Error, Result, Status};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 /// How a file is packed.
@@ -59,7 +59,7 @@ fn expand(given: &str, format: Option<Format>) -> Result<Vec<ShardFile>> {
     };
     if meta.is_dir() {
         let mut found = Vec::new();
-        walk(path, &mut found)?;
+        walk(path, &mut HashSet::new(), &mut found)?;
         return select(given, path, found, format);
     }
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -100,19 +100,25 @@ fn select(given: &str, base: &Path, found: Vec<PathBuf>, format: Option<Format>)
     Ok(shards)
 }
 
-/// All files under a directory except hidden ones and what lies in hidden directories.
-fn walk(dir: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
+/// All files under a directory except hidden ones and what lies in hidden directories. Links are followed; a directory that
+/// is reached twice is listed once.
+fn walk(dir: &Path, seen: &mut HashSet<PathBuf>, found: &mut Vec<PathBuf>) -> Result<()> {
     let failed = |e| Error::io(format!("listing {}", dir.display()), e);
+    if !seen.insert(dir.canonicalize().map_err(failed)?) {
+        return Ok(());
+    }
+    let mut paths = Vec::new();
     for entry in dir.read_dir().map_err(failed)? {
         let entry = entry.map_err(failed)?;
-        if entry.file_name().as_encoded_bytes().starts_with(b".") {
-            continue;
+        if !entry.file_name().as_encoded_bytes().starts_with(b".") {
+            paths.push(entry.path());
         }
-        let path = entry.path();
-        let kind = entry.file_type().map_err(failed)?;
-        if kind.is_dir() {
-            walk(&path, found)?;
-        } else if kind.is_file() || path.is_file() {
+    }
+    paths.sort();
+    for path in paths {
+        if path.is_dir() {
+            walk(&path, seen, found)?;
+        } else if path.is_file() {
             found.push(path);
         }
     }
@@ -179,6 +185,14 @@ mod tests {
         assert_eq!(names(&dir, &["b.jsonl", "a"], None).unwrap(), ["b.jsonl", "10.parquet", "2.jsonl.gz"]);
         assert_eq!(names(&dir, &["."], Some(Format::Parquet)).unwrap(), ["a/10.parquet"]);
         assert_eq!(names(&dir, &["README.md"], Some(Format::Text)).unwrap(), ["README.md"]);
+    }
+
+    #[test]
+    fn links_are_followed_but_not_for_ever() {
+        let dir = tree(&["data/a.jsonl", "elsewhere/b.jsonl"]);
+        std::os::unix::fs::symlink("../elsewhere", dir.path().join("data/linked")).unwrap();
+        std::os::unix::fs::symlink("..", dir.path().join("elsewhere/up")).unwrap();
+        assert_eq!(names(&dir, &["data"], None).unwrap(), ["a.jsonl", "linked/b.jsonl"]);
     }
 
     #[test]

@@ -277,13 +277,16 @@ fn choose(json: &str, file: &TokenizerFile, fingerprint: u64, options: &Tokenize
     let verdict = match known {
         Some(verdict) => verdict,
         None => {
-            tracing::info!("comparing both engines on a tokenizer seen for the first time; this takes some seconds");
-            let specials: Vec<String> = file.added_tokens.iter().map(|t| t.content.clone()).collect();
-            let verdict = probe::compare(&mut fast, &mut slow()?, file.vocab_size(), &specials);
-            if let Some(path) = &path {
-                probe::keep(path, &verdict);
+            let mut slow = slow()?;
+            let mut find = || {
+                tracing::info!("comparing both engines on a tokenizer seen for the first time; this takes some seconds");
+                let specials: Vec<String> = file.added_tokens.iter().map(|t| t.content.clone()).collect();
+                probe::compare(&mut fast, &mut slow, file.vocab_size(), &specials)
+            };
+            match &path {
+                Some(path) => probe::settle(path, find),
+                None => find(),
             }
-            verdict
         }
     };
     match verdict {

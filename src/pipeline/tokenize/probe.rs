@@ -11,7 +11,8 @@
 use super::doubt::Doubtful;
 use super::engines::{Ids, Scratch};
 use crate::base::mix;
-use std::io::Write;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 /// Changes whenever the verdict on the same file might.
@@ -33,29 +34,47 @@ pub(super) fn verdict_path(cache: &Path, file_hash: u64) -> PathBuf {
 
 /// The verdict that is kept, if there is one.
 pub(super) fn recall(path: &Path) -> Option<Verdict> {
-    let text = std::fs::read_to_string(path).ok()?;
+    parse(&std::fs::read_to_string(path).ok()?)
+}
+
+/// The verdict that is kept, or else that `find` finds, which then is. Of several processes that need it at once, one works
+/// and the others wait. Where nothing can be kept, each finds it anew.
+pub(super) fn settle(path: &Path, find: impl FnOnce() -> Verdict) -> Verdict {
+    let locked = (|| {
+        std::fs::create_dir_all(path.parent().expect("it has a name"))?;
+        let mut file = File::options().create(true).truncate(false).read(true).write(true).open(path)?;
+        file.lock()?;
+        let mut text = String::new();
+        file.read_to_string(&mut text)?;
+        Ok::<_, io::Error>((file, text))
+    })();
+    let unkept = |e: io::Error| tracing::debug!("the verdict on a tokenizer cannot be kept at {}: {e}", path.display());
+    let (mut file, text) = match locked {
+        Ok(locked) => locked,
+        Err(e) => {
+            unkept(e);
+            return find();
+        }
+    };
+    if let Some(verdict) = parse(&text) {
+        return verdict;
+    }
+    let verdict = find();
+    let text = match &verdict {
+        Verdict::Agree(doubtful) => format!("agree but for:{doubtful}\n"),
+        Verdict::Differ(why) => format!("differ: {}\n", why.replace('\n', " ")),
+    };
+    // Written in place, under the lock: what is cut off lacks the final line end and is not believed.
+    let written = file.set_len(0).and_then(|()| file.seek(SeekFrom::Start(0))).and_then(|_| file.write_all(text.as_bytes()));
+    written.unwrap_or_else(unkept);
+    verdict
+}
+
+fn parse(text: &str) -> Option<Verdict> {
     let text = text.strip_suffix('\n')?;
     match text.strip_prefix("agree but for:") {
         Some(ranges) => Doubtful::parse(ranges).map(Verdict::Agree),
         None => text.strip_prefix("differ: ").map(|why| Verdict::Differ(why.to_string())),
-    }
-}
-
-/// Keeps a verdict; where that fails, the next start probes again.
-pub(super) fn keep(path: &Path, verdict: &Verdict) {
-    let text = match verdict {
-        Verdict::Agree(doubtful) => format!("agree but for:{doubtful}\n"),
-        Verdict::Differ(why) => format!("differ: {}\n", why.replace('\n', " ")),
-    };
-    let written = (|| {
-        std::fs::create_dir_all(path.parent().expect("it has a name"))?;
-        let building = path.with_extension(format!("{}.building", std::process::id()));
-        let mut file = std::fs::File::create(&building)?;
-        file.write_all(text.as_bytes())?;
-        std::fs::rename(&building, path)
-    })();
-    if let Err(e) = written {
-        tracing::debug!("the verdict on a tokenizer cannot be kept at {}: {e}", path.display());
     }
 }
 
@@ -310,13 +329,16 @@ mod tests {
         let path = verdict_path(dir.path(), 7);
         assert_eq!(recall(&path), None);
         for verdict in [Verdict::Agree(Doubtful::parse(" 9fe 11935-11938").unwrap()), Verdict::Differ("why\nso".into())] {
-            keep(&path, &verdict);
-            let kept = recall(&path).unwrap();
+            let _ = std::fs::remove_file(&path);
+            assert_eq!(settle(&path, || verdict.clone()), verdict);
+            let kept = settle(&path, || panic!("it is kept"));
             assert!(kept == verdict || kept == Verdict::Differ("why so".into()));
+            assert_eq!(recall(&path), Some(kept));
         }
         for garbage in ["agree but for: 9f", "agree but for: xyz\n", "yes\n", ""] {
             std::fs::write(&path, garbage).unwrap();
             assert_eq!(recall(&path), None, "{garbage:?}");
+            assert_eq!(settle(&path, || Verdict::Differ("found".into())), Verdict::Differ("found".into()), "{garbage:?}");
         }
     }
 }
