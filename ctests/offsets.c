@@ -116,6 +116,96 @@ AT(lw_task, model_config_len, 80);
 AT(lw_task, layout, 88);
 AT(lw_task, attempt, 96);
 
+SIZE(lw_dataset_options, 104);
+AT(lw_dataset_options, struct_size, 0);
+AT(lw_dataset_options, name, 8);
+AT(lw_dataset_options, paths, 16);
+AT(lw_dataset_options, path_count, 24);
+AT(lw_dataset_options, format, 32);
+AT(lw_dataset_options, text_field, 40);
+AT(lw_dataset_options, text_unit, 48);
+AT(lw_dataset_options, on_error, 56);
+AT(lw_dataset_options, cache_dir, 64);
+AT(lw_dataset_options, threads, 72);
+AT(lw_dataset_options, memory_budget, 80);
+AT(lw_dataset_options, progress, 88);
+AT(lw_dataset_options, progress_user, 96);
+
+SIZE(lw_shard, 64);
+AT(lw_shard, path, 0);
+AT(lw_shard, name, 8);
+AT(lw_shard, format, 16);
+AT(lw_shard, damage, 24);
+AT(lw_shard, size, 32);
+AT(lw_shard, fingerprint, 40);
+AT(lw_shard, first_document, 48);
+AT(lw_shard, documents, 56);
+
+SIZE(lw_group, 24);
+AT(lw_group, first_document, 0);
+AT(lw_group, bytes, 8);
+AT(lw_group, documents, 16);
+AT(lw_group, shard, 20);
+
+SIZE(lw_location, 16);
+AT(lw_location, number, 0);
+AT(lw_location, shard, 8);
+AT(lw_location, is_row, 12);
+
+SIZE(lw_batch_info, 72);
+AT(lw_batch_info, step, 0);
+AT(lw_batch_info, microbatch, 8);
+AT(lw_batch_info, microbatches, 16);
+AT(lw_batch_info, rows, 24);
+AT(lw_batch_info, row_length, 32);
+AT(lw_batch_info, segments, 40);
+AT(lw_batch_info, num_tokens, 48);
+AT(lw_batch_info, num_valid_tokens, 56);
+AT(lw_batch_info, max_seqlen, 64);
+
+SIZE(lw_row, 24);
+AT(lw_row, number, 0);
+AT(lw_row, position, 8);
+AT(lw_row, lane, 16);
+AT(lw_row, segments, 20);
+
+SIZE(lw_segment, 32);
+AT(lw_segment, document, 0);
+AT(lw_segment, dataset, 8);
+AT(lw_segment, shard, 12);
+AT(lw_segment, row, 16);
+AT(lw_segment, offset, 20);
+AT(lw_segment, start, 24);
+AT(lw_segment, length, 28);
+
+SIZE(lw_function_table, 48);
+AT(lw_function_table, struct_size, 0);
+AT(lw_function_table, user, 8);
+AT(lw_function_table, drop, 16);
+AT(lw_function_table, name, 24);
+AT(lw_function_table, map, 32);
+AT(lw_function_table, filter, 40);
+
+SIZE(lw_loader_options, 96);
+AT(lw_loader_options, struct_size, 0);
+AT(lw_loader_options, rank, 8);
+AT(lw_loader_options, ranks, 12);
+AT(lw_loader_options, microbatch_size, 16);
+AT(lw_loader_options, uneven, 24);
+AT(lw_loader_options, threads, 28);
+AT(lw_loader_options, prefetch, 32);
+AT(lw_loader_options, cache_dir, 40);
+AT(lw_loader_options, memory_budget, 48);
+AT(lw_loader_options, task_bytes, 56);
+AT(lw_loader_options, functions, 64);
+AT(lw_loader_options, function_count, 72);
+AT(lw_loader_options, progress, 80);
+AT(lw_loader_options, progress_user, 88);
+
+SIZE(lw_state, 16);
+AT(lw_state, data, 0);
+AT(lw_state, len, 8);
+
 SIZE(lw_status, 4);
 NUMBER(LW_OK, 0);
 NUMBER(LW_INVALID_ARGUMENT, 1001);
@@ -155,5 +245,8 @@ NUMBER(LW_ROLE_DATASET, 1);
 NUMBER(LW_SAMPLE_COPIED, 1);
 NUMBER(LW_SPIN_ADAPTIVE, 0xFFFFFFFFu);
 NUMBER(LW_NEVER, INT64_MAX);
+NUMBER(LW_NO_LANE, 0xFFFFFFFFu);
+NUMBER(LW_THREADS_ALL, 0xFFFFFFFFu);
+NUMBER(LW_ENDLESS, UINT64_MAX);
 
 int main(void) { return lw_abi_version() == LW_ABI_VERSION ? 0 : 1; }

@@ -14,3 +14,14 @@ fn distill_min_learns() {
     let out = out.unwrap();
     assert!(out.status.success() && String::from_utf8_lossy(&out.stdout).contains("step 2000  loss 0.0000"), "{out:?}");
 }
+
+#[test]
+fn elastic_min_sees_the_same_batches_on_two_ranks() {
+    let cache = std::env::temp_dir().join(format!("laneway-example-cache-{}", std::process::id()));
+    let recipe = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/recipes/documentation.toml");
+    let out = Command::new(built::example("elastic_min")).arg(recipe).arg("20").env("LANEWAY_CACHE", &cache).output();
+    let _ = std::fs::remove_dir_all(&cache);
+    let out = out.unwrap();
+    let said = String::from_utf8_lossy(&out.stdout);
+    assert!(out.status.success() && said.ends_with("identical\n") && said.matches("step ").count() == 10, "{out:?}");
+}

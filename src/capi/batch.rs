@@ -27,7 +27,8 @@ use std::ffi::{CStr, c_char};
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, OnceLock};
 
-/// In `lane` of an `lw_row`: the row is no part of the global batch; it only fills up a rank that has fewer lanes than others.
+/// In `lane` of an `lw_row`: the row is no part of the global batch; it only fills up a rank that has fewer lanes than
+/// others.
 pub const LW_NO_LANE: u32 = u32::MAX;
 
 /// What a batch is.
@@ -227,8 +228,8 @@ pub unsafe extern "C" fn lw_batch_describe(batch: *const lw_batch, info: *mut lw
     })
 }
 
-/// Describes the tensor of that NUL-terminated name: a view, not to be written, valid until the batch's last reference is released, like its
-/// name and shape. `LW_NOT_FOUND` lists the names. Any thread.
+/// Describes the tensor of that NUL-terminated name: a view, not to be written, valid until the batch's last reference
+/// is released, like its name and shape. `LW_NOT_FOUND` lists the names. Any thread.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_batch_tensor(batch: *const lw_batch, name: *const c_char, tensor: *mut lw_tensor) -> lw_status {
@@ -254,8 +255,9 @@ impl Drop for Held {
     }
 }
 
-/// Exports the tensor of that name as a DLPack (1.0) tensor, flagged read-only, that holds a reference of its own. Its consumer calls its `deleter`
-/// once, on any thread, also while the process ends; in a forked child that does nothing. `*out` is the caller's. Any thread.
+/// Exports the tensor of that name as a DLPack (1.0) tensor, flagged read-only, that holds a reference of its own. Its
+/// consumer calls its `deleter` once, on any thread, also while the process ends; in a forked child that does nothing.
+/// `*out` is the caller's. Any thread.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_batch_dlpack(batch: *const lw_batch, name: *const c_char, out: *mut *mut DLManagedTensorVersioned) -> lw_status {
@@ -277,7 +279,8 @@ pub unsafe extern "C" fn lw_batch_dlpack(batch: *const lw_batch, name: *const c_
     })
 }
 
-/// Describes each row: `rows` has room for `capacity`; `*count` becomes their number in any case. `capacity` 0 only asks for it. Any thread.
+/// Describes each row: `rows` has room for `capacity`; `*count` becomes their number in any case. `capacity` 0 only
+/// asks for it. Any thread.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_batch_rows(batch: *const lw_batch, rows: *mut lw_row, capacity: usize, count: *mut usize) -> lw_status {
@@ -290,8 +293,9 @@ pub unsafe extern "C" fn lw_batch_rows(batch: *const lw_batch, rows: *mut lw_row
     })
 }
 
-/// Which documents the batch is made of: each segment of each row, in order, padding left out. `segments` has room for `capacity`; `*count` becomes
-/// their number in any case. `capacity` 0 only asks for it. `lw_loader_dataset` has the datasets and their shards. Any thread.
+/// Which documents the batch is made of: each segment of each row, in order, padding left out. `segments` has room for
+/// `capacity`; `*count` becomes their number in any case. `capacity` 0 only asks for it. `lw_loader_dataset` has the
+/// datasets and their shards. Any thread.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_batch_segments(batch: *const lw_batch, segments: *mut lw_segment, capacity: usize, count: *mut usize) -> lw_status {
@@ -305,8 +309,9 @@ pub unsafe extern "C" fn lw_batch_segments(batch: *const lw_batch, segments: *mu
     })
 }
 
-/// Hashes of `input_ids`, `labels`, `positions` and `segment_ids` of each row that is part of the global batch, in order. `hashes` has room for
-/// `capacity`; `*count` becomes their number in any case. `capacity` 0 only asks for it. Any thread.
+/// Hashes of `input_ids`, `labels`, `positions` and `segment_ids` of each row that is part of the global batch, in
+/// order. `hashes` has room for `capacity`; `*count` becomes their number in any case. `capacity` 0 only asks for it.
+/// Any thread.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_batch_row_hashes(batch: *const lw_batch, hashes: *mut u64, capacity: usize, count: *mut usize) -> lw_status {
@@ -321,8 +326,8 @@ pub unsafe extern "C" fn lw_batch_row_hashes(batch: *const lw_batch, hashes: *mu
     })
 }
 
-/// The hash of a global batch, from the hashes of its rows in order (all ranks' and microbatches' one after the other): the same however ranks and
-/// microbatches cut it. 0 if `row_hashes` is NULL and `count` is not 0. Any thread.
+/// The hash of a global batch, from the hashes of its rows in order (all ranks' and microbatches' one after the
+/// other): the same however ranks and microbatches cut it. 0 if `row_hashes` is NULL and `count` is not 0. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_batch_global_hash(row_hashes: *const u64, count: usize) -> u64 {
     guard_or(0, || {
@@ -340,7 +345,8 @@ pub unsafe extern "C" fn lw_batch_retain(batch: *const lw_batch) {
     }
 }
 
-/// Releases one reference; with the last, the batch and its tensors go. NULL is allowed. Any thread, also after the loader was freed.
+/// Releases one reference; with the last, the batch and its tensors go. NULL is allowed. Any thread, also after the
+/// loader was freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_batch_release(batch: *const lw_batch) {
     if !batch.is_null() {

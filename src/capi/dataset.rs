@@ -1,8 +1,9 @@
 //! Files of JSON lines, Parquet or plain text, compressed or not, read as numbered documents.
 //!
-//! Opening finds the files (*shards*) and takes each one's index from a cache, or builds it: where documents start, and
-//! how they are *grouped* into what is best read together. After that any document can be read by its number without
-//! reading what comes before it. Many processes may open the same files at once: one of them builds an index, the others wait for it.
+//! Opening finds the files (*shards*) and takes each one's index from a cache, or builds it: where documents start,
+//! and how they are *grouped* into what is best read together. After that any document can be read by its number
+//! without reading what comes before it. Many processes may open the same files at once: one of them builds an index,
+//! the others wait for it.
 
 use super::arg::{self, Sized_, User};
 use super::guard::{guard, guard_or};
@@ -15,9 +16,10 @@ use std::path::PathBuf;
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Told now and then of work that has to be done before the first document: `what` (`"index wiki"`, `"count tokens"`) is NUL-terminated
-/// UTF-8, valid during the call; `done` of `total` bytes or documents. Runs on any thread, on several at once. Returns 0 to go on; anything else ends
-/// the work, and the call that does it returns `LW_INTERRUPTED`. Must not throw, or call functions of the handle that is being opened or used.
+/// Told now and then of work that has to be done before the first document: `what` (`"index wiki"`, `"count tokens"`, `"seek"`)
+/// is NUL-terminated UTF-8, valid during the call; `done` of `total` bytes, documents or rows. Runs on any thread, on
+/// several at once. Returns 0 to go on; anything else ends the work, and the call that does it returns
+/// `LW_INTERRUPTED`. Must not throw, or call functions of the handle that is being opened or used.
 pub type lw_progress_fn = Option<unsafe extern "C" fn(user: *mut c_void, what: *const c_char, done: u64, total: u64) -> i32>;
 
 /// Which documents, and how to open them. Fill it after `lw_dataset_options_init`; `paths` must be set. All strings are
@@ -29,8 +31,8 @@ pub struct lw_dataset_options {
     pub struct_size: usize,
     /// For messages. NULL (the default): "dataset".
     pub name: *const c_char,
-    /// `path_count` files, directories (searched to any depth, hidden names left out) and globs (`*`, `?`, `[…]`, `**`), in this order; within a
-    /// directory or glob, shards are ordered by the bytes of their relative path.
+    /// `path_count` files, directories (searched to any depth, hidden names left out) and globs (`*`, `?`, `[…]`,
+    /// `**`), in this order; within a directory or glob, shards are ordered by the bytes of their relative path.
     pub paths: *const *const c_char,
     /// How many.
     pub path_count: usize,
@@ -40,10 +42,11 @@ pub struct lw_dataset_options {
     pub text_field: *const c_char,
     /// What a document of plain text is: "line", "paragraph" or "file". NULL (the default): "line".
     pub text_unit: *const c_char,
-    /// What is done about documents and shards that cannot be read: "error", "skip" or "replace" (U+FFFD for what is not UTF-8; what that cannot
-    /// mend is skipped). NULL (the default): "error".
+    /// What is done about documents and shards that cannot be read: "error", "skip" or "replace" (U+FFFD for what is
+    /// not UTF-8; what that cannot mend is skipped). NULL (the default): "error".
     pub on_error: *const c_char,
-    /// Where indexes are kept. NULL (the default): in `.laneway/` beside each shard, else in `$LANEWAY_CACHE`, else in the user's cache directory.
+    /// Where indexes are kept. NULL (the default): in `.laneway/` beside each shard, else in `$LANEWAY_CACHE`, else in
+    /// the user's cache directory.
     pub cache_dir: *const c_char,
     /// Threads that build indexes; 0 (the default): one a processor.
     pub threads: u64,
@@ -83,7 +86,8 @@ unsafe impl Sized_ for lw_dataset_options {
 pub struct lw_shard {
     /// Where it is.
     pub path: *const c_char,
-    /// Relative to the path, directory or fixed part of the glob by which it was found; with the fingerprint, its identity.
+    /// Relative to the path, directory or fixed part of the glob by which it was found; with the fingerprint, its
+    /// identity.
     pub name: *const c_char,
     /// "jsonl", "parquet" or "text".
     pub format: *const c_char,
@@ -183,9 +187,9 @@ pub unsafe extern "C" fn lw_dataset_options_init(options: *mut lw_dataset_option
     }
 }
 
-/// Finds the shards, and takes or builds their indexes. `LW_DATA` names the file and what is wrong with it; `LW_NOT_FOUND` the path that leads to
-/// none. An index that cannot be kept (a full disk) is built again next time, which the log says. On success `*out` is the caller's: free it
-/// with `lw_dataset_free`. Any thread.
+/// Finds the shards, and takes or builds their indexes. `LW_DATA` names the file and what is wrong with it;
+/// `LW_NOT_FOUND` the path that leads to none. An index that cannot be kept (a full disk) is built again next time,
+/// which the log says. On success `*out` is the caller's: free it with `lw_dataset_free`. Any thread.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_dataset_open(options: *const lw_dataset_options, out: *mut *mut lw_dataset) -> lw_status {
@@ -254,7 +258,8 @@ pub unsafe extern "C" fn lw_dataset_documents(dataset: *const lw_dataset) -> u64
     unsafe { dataset.as_ref() }.map_or(0, |d| d.dataset.documents())
 }
 
-/// A hash of names, sizes and contents of all shards in order: equal where the same documents have the same numbers. 0 for NULL. Any thread.
+/// A hash of names, sizes and contents of all shards in order: equal where the same documents have the same numbers. 0
+/// for NULL. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_dataset_fingerprint(dataset: *const lw_dataset) -> u64 {
     // SAFETY: the caller promises NULL or a valid handle.
@@ -337,7 +342,8 @@ pub unsafe extern "C" fn lw_dataset_groups(dataset: *const lw_dataset, groups: *
     })
 }
 
-/// Says which shard and line, or row, a document comes from. May read the part of the file before it in its group. Any thread.
+/// Says which shard and line, or row, a document comes from. May read the part of the file before it in its group. Any
+/// thread.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_dataset_locate(dataset: *const lw_dataset, document: u64, location: *mut lw_location) -> lw_status {
@@ -353,10 +359,10 @@ pub unsafe extern "C" fn lw_dataset_locate(dataset: *const lw_dataset, document:
     })
 }
 
-/// Reads a document's text (UTF-8, which may hold NULs), and a NUL, into `buffer`. `*len` becomes the text's length without the NUL;
-/// `capacity` 0 only asks for it. `*skipped` (may be NULL) becomes NULL, or, if the document has no text and `on_error` leaves such out, why: one
-/// of "bad_json", "bad_utf8", "missing_field", "null_text", "not_text", "lone_surrogate", "damaged", a static string; the text is empty then.
-/// Any thread.
+/// Reads a document's text (UTF-8, which may hold NULs), and a NUL, into `buffer`. `*len` becomes the text's length
+/// without the NUL; `capacity` 0 only asks for it. `*skipped` (may be NULL) becomes NULL, or, if the document has no
+/// text and `on_error` leaves such out, why: one of "bad_json", "bad_utf8", "missing_field", "null_text", "not_text",
+/// "lone_surrogate", "damaged", a static string; the text is empty then. Any thread.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_dataset_read(

@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The functions of a loader that is being opened.
 pub(super) struct Functions {
-    /// In the recipe's order.
     pub(super) functions: Vec<Function>,
     owners: Vec<Arc<Owner>>,
 }
@@ -38,31 +37,23 @@ impl Drop for Owner {
     }
 }
 
-/// The functions that a recipe names, in its order. Every name needs a table, and every table a name.
+/// The functions of these tables, in their order. Whether they are those that the recipe names is the loader's to say.
 ///
 /// # Safety
 /// Each pointer is NULL or leads to a table that begins with its size and whose name is NULL or NUL-terminated; its functions can be called as
 /// their documentation says.
-pub(super) unsafe fn functions(names: &[String], tables: &[*const lw_function_table]) -> Result<Functions> {
-    let mut given: Vec<(Function, Arc<Owner>)> = Vec::with_capacity(tables.len());
+pub(super) unsafe fn functions(tables: &[*const lw_function_table]) -> Result<Functions> {
+    let mut given = Functions { functions: Vec::with_capacity(tables.len()), owners: Vec::with_capacity(tables.len()) };
     for (i, table) in tables.iter().enumerate() {
         // SAFETY: the caller's promise.
-        let made = unsafe { function(*table) }.map_err(|e| e.within(format_args!("functions[{i}]")))?;
-        if given.iter().any(|(f, _)| f.name == made.0.name) {
-            return Err(Error::invalid(format!("functions[{i}]: '{}' is given twice", made.0.name)));
+        let (function, owner) = unsafe { function(*table) }.map_err(|e| e.within(format_args!("functions[{i}]")))?;
+        if given.functions.iter().any(|f| f.name == function.name) {
+            return Err(Error::invalid(format!("functions[{i}]: '{}' is given twice", function.name)));
         }
-        given.push(made);
+        given.functions.push(function);
+        given.owners.push(owner);
     }
-    if let Some((extra, _)) = given.iter().find(|(f, _)| !names.contains(&f.name)) {
-        let named = if names.is_empty() { "none: put functions = [\"…\"] at its top".to_owned() } else { names.join(", ") };
-        return Err(Error::invalid(format!("function '{}' is not in the recipe, which names {named}", extra.name)));
-    }
-    let of = |name: &String| {
-        let found = given.iter().find(|(f, _)| f.name == *name).map(|(f, _)| f.clone());
-        found.ok_or_else(|| Error::invalid(format!("the recipe names function '{name}', which is not among the {} given", tables.len())))
-    };
-    let functions = names.iter().map(of).collect::<Result<_>>()?;
-    Ok(Functions { functions, owners: given.into_iter().map(|(_, owner)| owner).collect() })
+    Ok(given)
 }
 
 /// # Safety

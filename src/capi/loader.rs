@@ -1,5 +1,6 @@
-//! A rank's part of every global batch, in order: for one recipe the same rows in the same order, byte for byte, on any
-//! number of ranks, with any of the options below but `rank` and `ranks`, in one run or across any chain of saves and loads.
+//! A rank's part of every global batch, in order: for one recipe the same rows in the same order, byte for byte, on
+//! any number of ranks, with any of the options below but `rank` and `ranks`, in one run or across any chain of saves
+//! and loads.
 //!
 //! Errors of data and of user functions stay: `lw_loader_next` returns them again until the loader is moved or loaded.
 
@@ -35,11 +36,13 @@ pub struct lw_text {
     pub(super) text: String,
 }
 
-/// A function of the user's on a document's text, before it becomes tokens: a `map` or a `filter`. Fill it after `lw_function_table_init`.
+/// A function of the user's on a document's text, before it becomes tokens: a `map` or a `filter`. Fill it after
+/// `lw_function_table_init`.
 ///
-/// Functions run on any thread, on several at once, in any order, and again after a load: they must be pure, giving the same for the same text.
-/// `text` is `len` bytes of UTF-8 without a NUL behind, valid during the call. One that fails may say why with `lw_set_last_error`; the run fails
-/// at the row that needs the document. They must not throw, or call functions of a loader.
+/// Functions run on any thread, on several at once, in any order, and again after a load: they must be pure, giving
+/// the same for the same text. `text` is `len` bytes of UTF-8 without a NUL behind, valid during the call. One that
+/// fails may say why with `lw_set_last_error`; the run fails at the row that needs the document. They must not throw,
+/// or call functions of a loader.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lw_function_table {
@@ -49,10 +52,11 @@ pub struct lw_function_table {
     pub user: *mut c_void,
     /// Called once when the function is no longer used, on any thread. May be NULL.
     pub drop: Option<unsafe extern "C" fn(user: *mut c_void)>,
-    /// As in the recipe's list `functions`, NUL-terminated UTF-8: a name with a version, "clean 2" say, that its author changes whenever it would do
-    /// anything else than before. Copied.
+    /// As in the recipe's list `functions`, NUL-terminated UTF-8: a name with a version, "clean 2" say, that its
+    /// author changes whenever it would do anything else than before. Copied.
     pub name: *const c_char,
-    /// Appends the new text to `out`, which is empty, with `lw_text_append`. Returns 0 for success and anything else for failure.
+    /// Appends the new text to `out`, which is empty, with `lw_text_append`. Returns 0 for success and anything else
+    /// for failure.
     pub map: Option<unsafe extern "C" fn(user: *mut c_void, text: *const c_char, len: usize, out: *mut lw_text) -> i32>,
     /// Returns 1 if the document is kept, 0 if it is left out, and anything else for failure.
     pub filter: Option<unsafe extern "C" fn(user: *mut c_void, text: *const c_char, len: usize) -> i32>,
@@ -69,40 +73,45 @@ unsafe impl Sized_ for lw_function_table {
     const LEAST: usize = 48;
 }
 
-/// Which rank it is, and what may change speed and memory but no byte. Fill it after `lw_loader_options_init`. What it points to is read
-/// during `lw_loader_open` only.
+/// Which rank it is, and what may change speed and memory but no byte. Fill it after `lw_loader_options_init`. What it
+/// points to is read during `lw_loader_open` only.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lw_loader_options {
     /// `sizeof(lw_loader_options)`.
     pub struct_size: usize,
-    /// This rank, from 0. Default 0. All tensor-, pipeline- and context-parallel peers of one data-parallel rank use its number.
+    /// This rank, from 0. Default 0. All tensor-, pipeline- and context-parallel peers of one data-parallel rank use
+    /// its number.
     pub rank: u32,
-    /// Data-parallel ranks in all. Default 1. They must divide the lanes, unless `uneven` is set; an error lists those that do.
+    /// Data-parallel ranks in all. Default 1. They must divide the lanes, unless `uneven` is set; an error lists those
+    /// that do.
     pub ranks: u32,
-    /// Rows of a batch; 0 (the default): all rows of the rank at a step. They must divide those, unless `uneven` is set.
+    /// Rows of a batch; 0 (the default): all rows of the rank at a step. They must divide those, unless `uneven` is
+    /// set.
     pub microbatch_size: u64,
-    /// 1: ranks and `microbatch_size` need not divide; every rank has the same number of batches, and short ones end each step with fully masked rows.
-    /// Default 0.
+    /// 1: ranks and `microbatch_size` need not divide; every rank has the same number of batches, and short ones end
+    /// each step with fully masked rows. Default 0.
     pub uneven: i32,
-    /// Threads that read and make tokens; 0: those that call `lw_loader_next` do, and a deadline that has passed then makes nothing. Default
-    /// `LW_THREADS_ALL`.
+    /// Threads that read and make tokens; 0: those that call `lw_loader_next` do, and a deadline that has passed then
+    /// makes nothing. Default `LW_THREADS_ALL`.
     pub threads: u32,
     /// Steps made ahead of the one that is waited for. Default 1.
     pub prefetch: u64,
-    /// Where indexes, token counts and verdicts on tokenizers are kept, NUL-terminated UTF-8. NULL (the default): indexes in `.laneway/` beside each
-    /// shard, the rest in `$LANEWAY_CACHE`, else in the user's cache directory.
+    /// Where indexes, token counts and verdicts on tokenizers are kept, NUL-terminated UTF-8. NULL (the default):
+    /// indexes in `.laneway/` beside each shard, the rest in `$LANEWAY_CACHE`, else in the user's cache directory.
     pub cache_dir: *const c_char,
     /// Bytes that half-read compressed files may keep, for each dataset. Default 256 MiB.
     pub memory_budget: u64,
     /// Bytes of text that a thread takes at once. Default 32 KiB.
     pub task_bytes: u64,
-    /// `function_count` tables, one for each name in the recipe's `functions`, in any order. Copied; each one's `drop` is called exactly once if
-    /// `lw_loader_open` succeeds, and never if it fails.
+    /// `function_count` tables, one for each name in the recipe's `functions`, in any order; a recipe that names none takes
+    /// them in this order. Copied; each one's `drop` is called exactly once if `lw_loader_open` succeeds, and never if it
+    /// fails.
     pub functions: *const *const lw_function_table,
     /// How many.
     pub function_count: usize,
-    /// Told of indexing, and of counting tokens, also by later calls: until `lw_loader_free`. NULL (the default): nobody is.
+    /// Told of indexing, and of counting tokens, also by later calls: until `lw_loader_free`. NULL (the default):
+    /// nobody is.
     pub progress: lw_progress_fn,
     /// Handed to `progress`.
     pub progress_user: *mut c_void,
@@ -131,7 +140,8 @@ unsafe impl Sized_ for lw_loader_options {
     const LEAST: usize = 96;
 }
 
-/// A state that was saved: the bytes of `lw_loader_save`, or the JSON text of `lw_loader_save_json`, which may be several ranks' merged.
+/// A state that was saved: the bytes of `lw_loader_save`, or the JSON text of `lw_loader_save_json`, which may be
+/// several ranks' merged.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lw_state {
@@ -141,8 +151,8 @@ pub struct lw_state {
     pub len: usize,
 }
 
-/// A loader. All functions but `lw_loader_free` may be called by any number of threads at once: they take turns, and get theirs while
-/// `lw_loader_next` waits.
+/// A loader. All functions but `lw_loader_free` may be called by any number of threads at once: they take turns, and
+/// get theirs while `lw_loader_next` waits.
 pub struct lw_loader {
     /// Held by whoever waits for the loader, so that nobody overtakes.
     turn: Mutex<()>,
@@ -271,7 +281,8 @@ pub unsafe extern "C" fn lw_function_table_init(table: *mut lw_function_table) {
     }
 }
 
-/// Appends `len` bytes of UTF-8 to the text that a map function makes. They are copied. On the thread of that call only.
+/// Appends `len` bytes of UTF-8 to the text that a map function makes. They are copied. On the thread of that call
+/// only.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_text_append(out: *mut lw_text, text: *const c_char, len: usize) -> lw_status {
@@ -292,8 +303,9 @@ pub unsafe extern "C" fn lw_loader_options_init(options: *mut lw_loader_options)
     }
 }
 
-/// Opens the recipe's datasets and its tokenizer; what has to be indexed is indexed first. `options` may be NULL: all defaults. No thread is
-/// started before the first batch is asked for. On success `*out` is the caller's: free it with `lw_loader_free`. Any thread.
+/// Opens the recipe's datasets and its tokenizer; what has to be indexed is indexed first. `options` may be NULL: all
+/// defaults. No thread is started before the first batch is asked for. On success `*out` is the caller's: free it with
+/// `lw_loader_free`. Any thread.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_loader_open(recipe: *const lw_recipe, options: *const lw_loader_options, out: *mut *mut lw_loader) -> lw_status {
@@ -309,7 +321,7 @@ pub unsafe extern "C" fn lw_loader_open(recipe: *const lw_recipe, options: *cons
         // SAFETY: as above.
         let tables = unsafe { arg::slice(options.functions, options.function_count, "functions") }?;
         // SAFETY: as above; the functions can be called as their documentation says.
-        let functions = unsafe { functions(&recipe.functions, tables) }?;
+        let functions = unsafe { functions(tables) }?;
         let loader = Loader::open(recipe.clone(), tuning, &functions.functions)?;
         functions.keep();
         let shared: Arc<[Dataset]> = loader.parts().datasets.clone().into();
@@ -354,10 +366,11 @@ unsafe fn loader_options(given: &lw_loader_options, stop: &Stop) -> Result<Optio
     })
 }
 
-/// Waits until `deadline` for the next batch. `*out` is then the caller's (`lw_batch_release`), or NULL after the last batch of a stream that ends;
-/// such a stream is counted first, by the first call that needs it, whatever the deadline (see `lw_loader_steps`). `LW_TIMEOUT`: nothing was lost, call again. `LW_DATA`: a document, a file or a
-/// user's function failed, and the message names it. Also `LW_INTERRUPTED`, `LW_CLOSED`, `LW_FORKED`. A signal alone does not end the wait:
-/// its handler calls `lw_loader_cancel`.
+/// Waits until `deadline` for the next batch. `*out` is then the caller's (`lw_batch_release`), or NULL after the last
+/// batch of a stream that ends; such a stream is counted first, by the first call that needs it, whatever the deadline
+/// (see `lw_loader_steps`). `LW_TIMEOUT`: nothing was lost, call again. `LW_DATA`: a document, a file or a user's
+/// function failed, and the message names it. Also `LW_INTERRUPTED`, `LW_CLOSED`, `LW_FORKED`. A signal alone does not
+/// end the wait: its handler calls `lw_loader_cancel`.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_loader_next(loader: *const lw_loader, deadline: i64, out: *mut *mut lw_batch) -> lw_status {
@@ -373,9 +386,9 @@ pub unsafe extern "C" fn lw_loader_next(loader: *const lw_loader, deadline: i64,
     })
 }
 
-/// Saves where the loader stands after the last batch that `lw_loader_next` returned: entries, by lane, for this rank's lanes. Changes
-/// nothing. Writes it into `buffer`; `*len` becomes its number of bytes in any case; `capacity` 0 only asks for it. Its size does not depend on how
-/// far the run has come.
+/// Saves where the loader stands after the last batch that `lw_loader_next` returned: entries, by lane, for this
+/// rank's lanes. Changes nothing. Writes it into `buffer`; `*len` becomes its number of bytes in any case; `capacity`
+/// 0 only asks for it. Its size does not depend on how far the run has come.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_loader_save(loader: *const lw_loader, buffer: *mut c_void, capacity: usize, len: *mut usize) -> lw_status {
@@ -387,8 +400,9 @@ pub unsafe extern "C" fn lw_loader_save(loader: *const lw_loader, buffer: *mut c
     })
 }
 
-/// The same as one JSON object, `{"meta": …, "lanes": {"17": "<base64>", …}}`, NUL-terminated. `meta` is the same on all ranks, and each lane is one
-/// rank's: merging the ranks' objects key by key gives the state of the whole run. `*len` becomes its length without the NUL.
+/// The same as one JSON object, `{"meta": …, "lanes": {"17": "<base64>", …}}`, NUL-terminated. `meta` is the same on
+/// all ranks, and each lane is one rank's: merging the ranks' objects key by key gives the state of the whole run.
+/// `*len` becomes its length without the NUL.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_loader_save_json(loader: *const lw_loader, buffer: *mut c_char, capacity: usize, len: *mut usize) -> lw_status {
@@ -400,9 +414,10 @@ pub unsafe extern "C" fn lw_loader_save_json(loader: *const lw_loader, buffer: *
     })
 }
 
-/// Goes on from `count` states of one moment of one run, of any number of ranks, which together hold at least this rank's lanes: `LW_NOT_FOUND`
-/// names the lane that is missing. What would give other rows (a changed recipe, tokenizer or shard) is refused by its name (`LW_REFUSED`), and a damaged
-/// state is `LW_CORRUPT`; the loader then stays where it was.
+/// Goes on from `count` states of one moment of one run, of any number of ranks, which together hold at least this
+/// rank's lanes: `LW_NOT_FOUND` names the lane that is missing. What would give other rows (a changed recipe,
+/// tokenizer or shard) is refused by its name (`LW_REFUSED`), and a damaged state is `LW_CORRUPT`; the loader then
+/// stays where it was.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_loader_load(loader: *const lw_loader, states: *const lw_state, count: usize) -> lw_status {
@@ -439,8 +454,9 @@ fn checkpoint(bytes: &[u8]) -> Result<Checkpoint> {
     }
 }
 
-/// Goes to the start of a step, ahead or back. Quick where the tokens of every document were counted (a stream that ends; `laneway index --tokens`);
-/// otherwise the rank's lanes are run up to there, which the log says. All ranks seek the same step.
+/// Goes to the start of a step, ahead or back. Quick where the tokens of every document were counted (a stream that
+/// ends; `laneway index --tokens`); otherwise the rank's lanes are run up to there, which the log says. All ranks seek
+/// the same step.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_loader_seek(loader: *const lw_loader, step: u64) -> lw_status {
@@ -448,8 +464,9 @@ pub unsafe extern "C" fn lw_loader_seek(loader: *const lw_loader, step: u64) -> 
     guard(|| unsafe { arg::object(loader, "loader") }?.enter()?.loader().seek(step))
 }
 
-/// Sets the weights of the mixture, one for each dataset of the recipe in order, from a step on; every rank sets the same. They hold for documents
-/// taken after the first row of the first row window at or after that step. Too early is an error that names the first possible step. What was made ahead is made again. States that are saved keep it.
+/// Sets the weights of the mixture, one for each dataset of the recipe in order, from a step on; every rank sets the
+/// same. They hold for documents taken after the first row of the first row window at or after that step. Too early is
+/// an error that names the first possible step. What was made ahead is made again. States that are saved keep it.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_loader_set_mixture(loader: *const lw_loader, weights: *const f64, count: usize, from_step: u64) -> lw_status {
@@ -460,8 +477,8 @@ pub unsafe extern "C" fn lw_loader_set_mixture(loader: *const lw_loader, weights
     })
 }
 
-/// How many steps the stream has; `LW_ENDLESS` if it does not end. One that ends is counted first, unless the cache has the counts: all documents
-/// are read and tokenized once.
+/// How many steps the stream has; `LW_ENDLESS` if it does not end. One that ends is counted first, unless the cache
+/// has the counts: all documents are read and tokenized once.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_loader_steps(loader: *const lw_loader, steps: *mut u64) -> lw_status {
@@ -498,18 +515,19 @@ pub unsafe extern "C" fn lw_loader_recipe(loader: *const lw_loader) -> *const lw
     unsafe { loader.as_ref() }.map_or(ptr::null(), |l| &raw const l.recipe)
 }
 
-/// Dataset `index`, in the recipe's order, to read and locate documents in; NULL if there is none, or for NULL. Valid until `lw_loader_free`, not
-/// to be freed. Any thread.
+/// Dataset `index`, in the recipe's order, to read and locate documents in; NULL if there is none, or for NULL. Valid
+/// until `lw_loader_free`, not to be freed. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_loader_dataset(loader: *const lw_loader, index: usize) -> *const lw_dataset {
     // SAFETY: the caller promises NULL or a valid handle.
     unsafe { loader.as_ref() }.and_then(|l| l.datasets.get(index)).map_or(ptr::null(), ptr::from_ref)
 }
 
-/// Writes what the loader is, one JSON object, NUL-terminated, into `buffer`: `fingerprint` (of the recipe, in hexadecimal), `step`, `lanes`, `first_lane` and
-/// `end_lane` (those of this rank), `global_batch`, `rows` (of this rank), `microbatch_size` and `microbatches` at the next step, `row_length`, `pad_token_id`, `finite`, `datasets` (`name`,
-/// `documents`, `groups`, `shards`, `fingerprint`) and `tokenizer` (`path`, `engine`, `fingerprint`, `vocab_size`, `bos`, `eos`, `pad`). `*len` becomes its length
-/// without the NUL; `capacity` 0 only asks for it.
+/// Writes what the loader is, one JSON object, NUL-terminated, into `buffer`: `fingerprint` (of the recipe, in
+/// hexadecimal), `step`, `lanes`, `first_lane` and `end_lane` (those of this rank), `global_batch`, `rows` (of this
+/// rank), `microbatch_size` and `microbatches` at the next step, `row_length`, `pad_token_id`, `finite`, `datasets`
+/// (`name`, `documents`, `groups`, `shards`, `fingerprint`) and `tokenizer` (`path`, `engine`, `fingerprint`,
+/// `vocab_size`, `bos`, `eos`, `pad`). `*len` becomes its length without the NUL; `capacity` 0 only asks for it.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_loader_info(loader: *const lw_loader, buffer: *mut c_char, capacity: usize, len: *mut usize) -> lw_status {
@@ -521,8 +539,8 @@ pub unsafe extern "C" fn lw_loader_info(loader: *const lw_loader, buffer: *mut c
     })
 }
 
-/// Writes, in words, what a run of this recipe on this rank does, in the order in which data flows, NUL-terminated, into `buffer`. `*len` becomes
-/// its length without the NUL; `capacity` 0 only asks for it.
+/// Writes, in words, what a run of this recipe on this rank does, in the order in which data flows, NUL-terminated,
+/// into `buffer`. `*len` becomes its length without the NUL; `capacity` 0 only asks for it.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_loader_explain(loader: *const lw_loader, buffer: *mut c_char, capacity: usize, len: *mut usize) -> lw_status {
@@ -534,10 +552,12 @@ pub unsafe extern "C" fn lw_loader_explain(loader: *const lw_loader, buffer: *mu
     })
 }
 
-/// Writes what the loader has done, one JSON object, NUL-terminated, into `buffer`. Since it was opened: `batches` delivered and `waited_ns` for them, `bytes_read` for
-/// documents, `tokenizer` (the engine in use, and why). Since it was opened, loaded or moved, over the rank's lanes, what was made ahead included: `documents`, `tokens`, `rows`, `epoch` (the
-/// lowest), `truncated_tokens`, and documents left out: `empty`, `filtered`, `skipped`, `dropped` (of `dropped_tokens`). `*len` becomes its length without
-/// the NUL; `capacity` 0 only asks for it. They may grow between two calls.
+/// Writes what the loader has done, one JSON object, NUL-terminated, into `buffer`. Since it was opened: `batches`
+/// delivered and `waited_ns` for them, `bytes_read` for documents, `tokenizer` (the engine in use, and why). Since it
+/// was opened, loaded or moved, over the rank's lanes, what was made ahead included: `documents`, `tokens`, `rows`,
+/// `epoch` (the lowest), `truncated_tokens`, and documents left out: `empty`, `filtered`, `skipped`, `dropped` (of
+/// `dropped_tokens`). `*len` becomes its length without the NUL; `capacity` 0 only asks for it. They may grow between
+/// two calls.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_loader_stats(loader: *const lw_loader, buffer: *mut c_char, capacity: usize, len: *mut usize) -> lw_status {
@@ -549,8 +569,8 @@ pub unsafe extern "C" fn lw_loader_stats(loader: *const lw_loader, buffer: *mut 
     })
 }
 
-/// Writes the text of `count` token ids, special tokens spelled out (UTF-8, which may hold NULs), and a NUL, into `buffer`. `*len` becomes the text's length without
-/// the NUL; `capacity` 0 only asks for it.
+/// Writes the text of `count` token ids, special tokens spelled out (UTF-8, which may hold NULs), and a NUL, into
+/// `buffer`. `*len` becomes the text's length without the NUL; `capacity` 0 only asks for it.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_loader_decode(
@@ -573,8 +593,8 @@ pub unsafe extern "C" fn lw_loader_decode(
     })
 }
 
-/// Ends the wait of `lw_loader_next`, the counting of tokens, or the seeking that is going on, or else the next one, with `LW_INTERRUPTED`. NULL is allowed. Any
-/// thread; safe in a signal handler.
+/// Ends the wait of `lw_loader_next`, the counting of tokens, or the seeking that is going on, or else the next one,
+/// with `LW_INTERRUPTED`. NULL is allowed. Any thread; safe in a signal handler.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_loader_cancel(loader: *const lw_loader) {
     // SAFETY: the caller promises NULL or a valid handle.
@@ -583,7 +603,8 @@ pub unsafe extern "C" fn lw_loader_cancel(loader: *const lw_loader) {
     }
 }
 
-/// Ends the loader's threads. Waits end, and later ones return, with `LW_CLOSED`. Batches stay readable. Closing twice is allowed, and NULL.
+/// Ends the loader's threads. Waits end, and later ones return, with `LW_CLOSED`. Batches stay readable. Closing twice
+/// is allowed, and NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_loader_close(loader: *const lw_loader) {
     // SAFETY: the caller promises NULL or a valid handle.
@@ -600,7 +621,8 @@ pub unsafe extern "C" fn lw_loader_close(loader: *const lw_loader) {
     }
 }
 
-/// Closes the loader and frees the handle; NULL is allowed. Not while another thread uses it. Batches, and DLPack tensors of them, stay valid.
+/// Closes the loader and frees the handle; NULL is allowed. Not while another thread uses it. Batches, and DLPack
+/// tensors of them, stay valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_loader_free(loader: *mut lw_loader) {
     if !loader.is_null() {

@@ -1,5 +1,6 @@
-//! Everything that may change a byte of what a run sees, and nothing else: seed, datasets, mixture, tokenizer, packing,
-//! shuffling, batches. One TOML file, whose keys docs/recipe.md lists; what may only change speed is `lw_loader_options`.
+//! Everything that may change a byte of what a run sees, and nothing else: seed, datasets, mixture, tokenizer,
+//! packing, shuffling, batches. One TOML file, whose keys examples/recipes/every_option.toml lists; what may only change speed is
+//! `lw_loader_options`.
 
 use super::arg;
 use super::guard::{guard, guard_or};
@@ -23,8 +24,9 @@ unsafe fn hand_out(recipe: Recipe, out: *mut *mut lw_recipe) {
     unsafe { out.write(Box::into_raw(Box::new(lw_recipe { recipe }))) };
 }
 
-/// Reads the TOML file at `path` (NUL-terminated UTF-8); relative paths in it are relative to its directory. What is wrong (a misspelt key, too)
-/// is named with its line, with what was expected. On success `*out` is the caller's: free it with `lw_recipe_free`. Any thread.
+/// Reads the TOML file at `path` (NUL-terminated UTF-8); relative paths in it are relative to its directory. What is
+/// wrong (a misspelt key, too) is named with its line, with what was expected. On success `*out` is the caller's: free
+/// it with `lw_recipe_free`. Any thread.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_recipe_load(path: *const c_char, out: *mut *mut lw_recipe) -> lw_status {
@@ -38,8 +40,9 @@ pub unsafe extern "C" fn lw_recipe_load(path: *const c_char, out: *mut *mut lw_r
     })
 }
 
-/// Reads TOML from `text`, `len` bytes of UTF-8. Relative paths in it are relative to `base` (NUL-terminated UTF-8), or, if that is NULL, to the
-/// current directory. On success `*out` is the caller's: free it with `lw_recipe_free`. Any thread.
+/// Reads TOML from `text`, `len` bytes of UTF-8. Relative paths in it are relative to `base` (NUL-terminated UTF-8),
+/// or, if that is NULL, to the current directory. On success `*out` is the caller's: free it with `lw_recipe_free`.
+/// Any thread.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_recipe_parse(text: *const c_char, len: usize, base: *const c_char, out: *mut *mut lw_recipe) -> lw_status {
@@ -53,8 +56,8 @@ pub unsafe extern "C" fn lw_recipe_parse(text: *const c_char, len: usize, base: 
     })
 }
 
-/// Writes the recipe as TOML that `lw_recipe_parse` reads back, with every default spelled out, NUL-terminated, into `buffer`. `*len` becomes
-/// its length without the NUL; `capacity` 0 only asks for it. Any thread.
+/// Writes the recipe as TOML that `lw_recipe_parse` reads back, with every default spelled out, NUL-terminated, into
+/// `buffer`. `*len` becomes its length without the NUL; `capacity` 0 only asks for it. Any thread.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_recipe_to_toml(recipe: *const lw_recipe, buffer: *mut c_char, capacity: usize, len: *mut usize) -> lw_status {
@@ -62,9 +65,9 @@ pub unsafe extern "C" fn lw_recipe_to_toml(recipe: *const lw_recipe, buffer: *mu
     guard(|| unsafe { arg::put_text(&arg::object(recipe, "recipe")?.recipe.to_toml(), buffer, capacity, len) })
 }
 
-/// Writes what the fingerprint is made of, one JSON object (`{"pack.max_length": "2048", …}`: names, and values as TOML), NUL-terminated, into
-/// `buffer`. Paths are no part of it: data may move, as long as it is the same. `*len` becomes its length without the NUL; `capacity` 0 only asks
-/// for it. Any thread.
+/// Writes what the fingerprint is made of, one JSON object (`{"pack.max_length": "2048", …}`: names, and values as
+/// TOML), NUL-terminated, into `buffer`. Paths are no part of it: data may move, as long as it is the same. `*len`
+/// becomes its length without the NUL; `capacity` 0 only asks for it. Any thread.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_recipe_fields(recipe: *const lw_recipe, buffer: *mut c_char, capacity: usize, len: *mut usize) -> lw_status {
@@ -84,8 +87,9 @@ pub unsafe extern "C" fn lw_recipe_fingerprint(recipe: *const lw_recipe) -> u64 
     unsafe { recipe.as_ref() }.map_or(0, |r| guard_or(0, || r.recipe.fingerprint()))
 }
 
-/// Writes the first field in which two recipes differ, for people (`pack.max_length is 2048 in one and 1024 in the other`), NUL-terminated,
-/// into `buffer`; nothing, and `*len` 0, if they give the same bytes. `capacity` 0 only asks for the length. Any thread.
+/// Writes the first field in which two recipes differ, for people (`pack.max_length is 2048 in one and 1024 in the
+/// other`), NUL-terminated, into `buffer`; nothing, and `*len` 0, if they give the same bytes. `capacity` 0 only asks
+/// for the length. Any thread.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_recipe_difference(
@@ -110,8 +114,8 @@ fn difference_text(one: &Recipe, other: &Recipe) -> Result<String> {
     Ok(said.unwrap_or_default())
 }
 
-/// Frees a recipe made by `lw_recipe_load` or `lw_recipe_parse`; NULL is allowed. Loaders that were opened with it have their own copy. Not while
-/// another thread uses it.
+/// Frees a recipe made by `lw_recipe_load` or `lw_recipe_parse`; NULL is allowed. Loaders that were opened with it
+/// have their own copy. Not while another thread uses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_recipe_free(recipe: *mut lw_recipe) {
     if !recipe.is_null() {

@@ -1,7 +1,7 @@
 //! Rows of lanes that are not the rank's own, where one of its lanes ran dry at the end of a finite stream.
 
 use super::moves::run_to;
-use crate::base::{Error, Result, Status, Stop};
+use crate::base::{Error, Result, Status};
 use crate::pipeline::{Engine, LaneStart, Row, RunPlan, Tuning, Work};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ impl Guests {
         let tuning = Tuning { threads: 0, rows_ahead: 0, ..Tuning::default() };
         if let std::collections::hash_map::Entry::Vacant(e) = self.running.entry(lane) {
             // Lengths alone mostly say where the lane is then, so that only what the wanted rows hold is read.
-            let mark = run_to(plan, outline, std::slice::from_ref(&start), row, tuning, &Stop::default())?.remove(0);
+            let mark = run_to(plan, outline, std::slice::from_ref(&start), row, tuning, &|_, _| Ok(()))?.remove(0);
             let engine = Engine::new(plan.clone(), work.clone(), &[LaneStart { anchor: Some(mark), ..start }], tuning)?;
             e.insert((engine, row));
         }

@@ -1,7 +1,7 @@
 //! Where a loader stands, and how it gets elsewhere: saving, loading, seeking.
 
-use super::{Loader, Parts};
-use crate::base::{Error, Result, Status, Stop};
+use super::{Loader, Parts, Progress};
+use crate::base::{Error, Result, Status};
 use crate::pipeline::{Checkpoint, Engine, LaneStart, Meta, RunPlan, Tuning, VERSION, Windows, WithinStep, Work};
 use crate::plan::{BatchSchedule, SourcePlan, Weights};
 use std::collections::BTreeMap;
@@ -83,7 +83,14 @@ impl Loader {
         let starts: Vec<LaneStart> =
             self.rank.lanes.clone().zip(marks).map(|(lane, m)| LaneStart { lane, anchor: Some(m), rows: rows(lane) }).collect();
         self.stop();
-        self.marks = run_to(&self.plan, work, &starts, to, self.tuning(), &self.options.stop)?;
+        let told = |done: u64, total: u64| {
+            self.options.stop.check()?;
+            if let Some(tell) = &self.options.progress {
+                tell(&Progress { what: "seek".into(), done, total });
+            }
+            Ok(())
+        };
+        self.marks = run_to(&self.plan, work, &starts, to, self.tuning(), &told)?;
         (self.step, self.microbatch) = (step, 0);
         Ok(())
     }
@@ -141,27 +148,36 @@ pub(super) fn run_plan(
     })
 }
 
-/// Runs lanes until `to` rows of each have been delivered, or it ends, and says where they are then.
+/// Rows of each lane that are made before any is let go: few enough to be held, many enough to keep all threads busy.
+const AT_ONCE: u64 = 256;
+
+/// Runs lanes until `to` rows of each have been delivered, or it ends, and says where they are then. `told` hears now and
+/// then how many rows of each lane are done and are to be done; its error ends it.
 pub(super) fn run_to(
     plan: &Arc<RunPlan>,
     work: Arc<dyn Work>,
     starts: &[LaneStart],
     to: u64,
     tuning: Tuning,
-    stop: &Stop,
+    told: &dyn Fn(u64, u64) -> Result<()>,
 ) -> Result<Vec<(Arc<[u8]>, u64)>> {
     let engine = Engine::new(plan.clone(), work, starts, Tuning { rows_ahead: 0, ..tuning })?;
     let mut marks: Vec<(Arc<[u8]>, u64)> = Vec::with_capacity(starts.len());
     for start in starts {
         marks.push(start.anchor.clone().unwrap_or_else(|| (plan.first_anchor(start.lane), 0)));
     }
-    engine.want_all(to)?;
-    for (slot, mark) in marks.iter_mut().enumerate() {
-        while engine.delivered(slot)? < to {
-            stop.check()?;
-            let Some(row) = engine.next(slot, None)? else { break };
-            *mark = (row.anchor, row.taken);
+    let first = (0..starts.len()).map(|slot| engine.delivered(slot)).collect::<Result<Vec<_>>>()?.into_iter().min().unwrap_or(to);
+    let mut at = first;
+    while at < to {
+        at = to.min(at + AT_ONCE);
+        engine.want_all(at)?;
+        for (slot, mark) in marks.iter_mut().enumerate() {
+            while engine.delivered(slot)? < at {
+                let Some(row) = engine.next(slot, None)? else { break };
+                *mark = (row.anchor, row.taken);
+            }
         }
+        told(at - first, to - first)?;
     }
     Ok(marks)
 }

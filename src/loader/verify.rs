@@ -12,7 +12,7 @@ pub struct VerifyOptions {
     pub ranks: Vec<u32>,
     /// Steps in all; fewer if the stream ends.
     pub steps: u64,
-    /// The step at which runs are cut and resumed.
+    /// The step at which runs are cut and resumed: one that is run.
     pub resume_at: Option<u64>,
 }
 
@@ -35,11 +35,11 @@ pub struct Verified {
 }
 
 impl Verified {
-    /// The first run, and its first step, whose batch differs from that of the first run.
+    /// The first step whose batch differs from that of the first run, and in which run.
     pub fn first_difference(&self) -> Option<(&VerifyRun, u64)> {
         let expected = &self.runs[0];
         let differs = |run: &VerifyRun| (0..run.hashes.len()).find(|i| expected.hashes.get(run.from as usize + i) != Some(&run.hashes[*i]));
-        self.runs.iter().find_map(|run| differs(run).map(|i| (run, run.from + i as u64)))
+        self.runs.iter().filter_map(|run| differs(run).map(|i| (run, run.from + i as u64))).min_by_key(|(_, step)| *step)
     }
 }
 
@@ -51,7 +51,10 @@ pub fn verify(parts: &Parts, options: &Options, verify: &VerifyOptions, progress
         Some(all) => verify.steps.min(all),
         None => verify.steps,
     };
-    let cut = verify.resume_at.filter(|cut| *cut < steps);
+    let cut = verify.resume_at;
+    if let Some(cut) = cut.filter(|cut| *cut >= steps) {
+        return Err(Error::invalid(format!("a run of {steps} steps cannot be resumed at step {cut}; resume it earlier, or run more steps")));
+    }
     let total = verify.ranks.len() as u64 * (steps + cut.map_or(0, |cut| steps - cut));
     let mut done = 0;
     let mut step = || {

@@ -32,12 +32,12 @@ pub struct Command {
 }
 
 /// The options that were given, and the argument.
-pub struct Options(BTreeMap<&'static str, String>, Option<String>);
+pub struct Options(BTreeMap<&'static str, String>, String);
 
 impl Options {
-    /// The argument, if it was given.
-    pub fn argument(&self) -> Option<&str> {
-        self.1.as_deref()
+    /// The argument; empty if the command takes none.
+    pub fn argument(&self) -> &str {
+        &self.1
     }
 
     /// Whether a switch was given.
@@ -121,7 +121,10 @@ fn parse(command: &Command, words: &[&str]) -> Result<Options> {
             return Err(Error::invalid(format!("{name} is given twice")));
         }
     }
-    Ok(Options(found, argument))
+    match (command.argument, argument) {
+        (Some(what), None) => Err(Error::invalid(format!("{what} is missing: laneway {} {what} [OPTIONS]", command.name))),
+        (_, argument) => Ok(Options(found, argument.unwrap_or_default())),
+    }
 }
 
 fn unknown(what: &str, word: &str, known: impl Iterator<Item = &'static str>, see: &str) -> Error {

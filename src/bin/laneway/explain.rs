@@ -21,8 +21,8 @@ pub const COMMAND: Command = Command {
 
 fn run(options: &Options) -> Result<ExitCode> {
     let mut loader = loader_options(options)?;
-    loader.rank = number(options, "--rank")?.unwrap_or(0) as u32;
-    loader.ranks = number(options, "--ranks")?.unwrap_or(1) as u32;
+    loader.rank = number(options, "--rank")?.unwrap_or(0);
+    loader.ranks = number(options, "--ranks")?.unwrap_or(1);
     loader.microbatch_size = number(options, "--microbatch-size")?;
     let parts = open(options, &loader)?;
     Ok(print(&explain(&parts, &loader)?))

@@ -1,11 +1,13 @@
 //! `laneway index`: what a run needs to know of its data, made ahead.
 
 use crate::args::{Command, Flag, Options, print};
-use crate::recipe::{CACHE, THREADS, file, loader_options, open};
+use crate::recipe::{CACHE, THREADS, loader_options, open};
 use crate::table::table;
 use laneway::base::{Error, Result};
-use laneway::data::{Dataset, DatasetSpec, OpenOptions};
+use laneway::data::{self, Dataset, DatasetSpec, ErrorPolicy, Format, OpenOptions, TextUnit};
+use laneway::loader::{Lengths, Progress, ProgressFn};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 pub const COMMAND: Command = Command {
     name: "index",
@@ -13,26 +15,39 @@ pub const COMMAND: Command = Command {
         PATH is a recipe (*.toml), or a file, directory or glob of a dataset. With token counts, streams that end start at\n\
         once, and any step is found without making what lies before it.",
     argument: Some("PATH"),
-    flags: &[Flag { name: "--tokens", value: None, help: "also count the tokens of every document; needs a recipe" }, CACHE, THREADS],
+    flags: &[
+        Flag { name: "--tokens", value: None, help: "also count the tokens of every document; needs a recipe" },
+        Flag { name: "--format", value: Some("FORMAT"), help: "of a PATH that is no recipe, as in one: jsonl, parquet or text (default: by suffix)" },
+        Flag { name: "--text-field", value: Some("NAME"), help: "likewise: the field or column of the text (default: text)" },
+        Flag { name: "--text-unit", value: Some("UNIT"), help: "likewise: line, paragraph or file (default: line)" },
+        Flag { name: "--on-error", value: Some("POLICY"), help: "likewise: error, skip or replace (default: error)" },
+        CACHE,
+        THREADS,
+    ],
     run,
 };
 
 fn run(options: &Options) -> Result<ExitCode> {
-    let path = file(options)?;
+    let path = options.argument();
     let loader = loader_options(options)?;
     if !path.ends_with(".toml") {
         if options.has("--tokens") {
             return Err(Error::invalid("--tokens needs a recipe, which says by what tokenizer; give a .toml file"));
         }
-        let opened = OpenOptions { cache_dir: loader.cache_dir.clone(), threads: loader.threads, ..OpenOptions::default() };
-        let dataset = Dataset::open(&DatasetSpec::new(path, [path]), &opened)?;
+        let told = |tell: ProgressFn| Arc::new(move |p: data::Progress| tell(&Progress { what: "index".into(), done: p.done_bytes, total: p.total_bytes })) as _;
+        let progress = loader.progress.clone().map(told);
+        let opened = OpenOptions { cache_dir: loader.cache_dir.clone(), threads: loader.threads, progress, ..OpenOptions::default() };
+        let dataset = Dataset::open(&spec(path, options)?, &opened)?;
         return Ok(print(&shards(&[dataset])));
+    }
+    if let Some(name) = SPEC.into_iter().find(|name| options.get(name).is_some()) {
+        return Err(Error::invalid(format!("{name} is for files; {path} is a recipe, which says it for each of its datasets")));
     }
     let parts = open(options, &loader)?;
     let mut said = shards(&parts.datasets);
     if options.has("--tokens") {
         let counted = parts.lengths(&loader)?;
-        let row = |(dataset, lengths): (&Dataset, &std::sync::Arc<laneway::loader::Lengths>)| {
+        let row = |(dataset, lengths): (&Dataset, &Arc<Lengths>)| {
             let (documents, tokens) = lengths.totals();
             vec![dataset.name().to_string(), documents.to_string(), tokens.to_string(), (tokens / documents.max(1)).to_string()]
         };
@@ -41,6 +56,23 @@ fn run(options: &Options) -> Result<ExitCode> {
         said += &table(&["DATASET", " KEPT", " TOKENS", " A DOCUMENT"], &rows);
     }
     Ok(print(&said))
+}
+
+const SPEC: [&str; 4] = ["--format", "--text-field", "--text-unit", "--on-error"];
+
+fn spec(path: &str, options: &Options) -> Result<DatasetSpec> {
+    let mut spec = DatasetSpec::new(path, [path]);
+    spec.format = options.get("--format").map(Format::from_name).transpose()?;
+    if let Some(field) = options.get("--text-field") {
+        spec.text_field = field.into();
+    }
+    if let Some(unit) = options.get("--text-unit") {
+        spec.text_unit = TextUnit::from_name(unit)?;
+    }
+    if let Some(policy) = options.get("--on-error") {
+        spec.on_error = ErrorPolicy::from_name(policy)?;
+    }
+    Ok(spec)
 }
 
 fn shards(datasets: &[Dataset]) -> String {

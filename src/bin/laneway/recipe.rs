@@ -1,23 +1,20 @@
 //! What the commands that take a recipe share.
 
 use crate::args::{Flag, Options};
+use laneway::base::log::{self, LogLevel};
 use laneway::base::{Error, Result};
 use laneway::loader::{self, Parts, Progress};
 use laneway::recipe::Recipe;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
+use std::str::FromStr;
 use std::sync::Arc;
 
 pub const CACHE: Flag = Flag { name: "--cache", value: Some("DIR"), help: "where indexes and token counts are kept (default: beside the data)" };
 pub const THREADS: Flag = Flag { name: "--threads", value: Some("N"), help: "threads that read and tokenize (default: one a core)" };
 
-/// The recipe's file.
-pub fn file(options: &Options) -> Result<&str> {
-    options.argument().ok_or_else(|| Error::invalid("which recipe? Give its file"))
-}
-
 /// A whole number given as an option.
-pub fn number(options: &Options, name: &str) -> Result<Option<u64>> {
+pub fn number<N: FromStr>(options: &Options, name: &str) -> Result<Option<N>> {
     let parse = |text: &str| text.parse().map_err(|_| Error::invalid(format!("{name} '{text}': expected a whole number, 0 or more")));
     options.get(name).map(parse).transpose()
 }
@@ -26,8 +23,10 @@ pub fn number(options: &Options, name: &str) -> Result<Option<u64>> {
 pub fn loader_options(options: &Options) -> Result<loader::Options> {
     let mut found = loader::Options { cache_dir: options.get("--cache").map(Into::into), ..loader::Options::default() };
     if let Some(threads) = number(options, "--threads")? {
-        found.threads = threads as usize;
+        found.threads = threads;
     }
+    // What takes long says so.
+    log::set_level(LogLevel::Info);
     if std::io::stderr().is_terminal() {
         found.progress = Some(Arc::new(|p: &Progress| bar(&p.what, p.done, p.total)));
     }
@@ -36,7 +35,7 @@ pub fn loader_options(options: &Options) -> Result<loader::Options> {
 
 /// The recipe, opened.
 pub fn open(options: &Options, loader: &loader::Options) -> Result<Parts> {
-    let file = file(options)?;
+    let file = options.argument();
     let parts = Parts::open(Recipe::load(Path::new(file))?, loader, &[]);
     parts.map_err(|e| e.within(file))
 }

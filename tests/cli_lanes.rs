@@ -1,0 +1,197 @@
+//! The commands about lanes, as a user types them: `laneway verify`, `inspect`, `explain` and `index`.
+
+mod built;
+mod lanes_common;
+
+use lanes_common::byte_tokenizer;
+use std::fs;
+use std::process::Command;
+use tempfile::TempDir;
+
+const RECIPE: &str = r#"
+seed = 3
+[[dataset]]
+name = "wiki"
+paths = "wiki"
+[[dataset]]
+name = "notes"
+paths = "notes.txt"
+[tokenizer]
+path = "tokenizer.json"
+[pack]
+max_length = 32
+[shuffle]
+buffer_size = 64
+[batch]
+global_batch = 8
+"#;
+
+fn wiki(n: usize) -> String {
+    format!("article {n} {}", "la ".repeat(n * 7 % 20))
+}
+
+/// A folder with two datasets, a tokenizer whose ids are bytes, and a recipe that `change` may edit.
+fn house(change: impl Fn(&str) -> String) -> TempDir {
+    let dir = TempDir::new().unwrap();
+    byte_tokenizer(dir.path());
+    fs::create_dir(dir.path().join("wiki")).unwrap();
+    for shard in 0..2 {
+        let lines: String = (shard * 60..shard * 60 + 60).map(|n| format!("{{\"text\": \"{}\", \"body\": \"b\"}}\n", wiki(n))).collect();
+        fs::write(dir.path().join(format!("wiki/{shard}.jsonl")), lines).unwrap();
+    }
+    fs::write(dir.path().join("notes.txt"), (0..40).map(|n| format!("note {n}\n")).collect::<String>()).unwrap();
+    fs::write(dir.path().join("recipe.toml"), change(RECIPE)).unwrap();
+    dir
+}
+
+struct Said {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+fn laneway(dir: &TempDir, words: &[&str]) -> Said {
+    let mut command = Command::new(built::program());
+    let output = command.args(words).current_dir(dir.path()).env("LANEWAY_CACHE", dir.path().join("cache")).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    Said { code: output.status.code().expect("it was not killed"), out: text(&output.stdout), err: text(&output.stderr) }
+}
+
+fn fine(dir: &TempDir, words: &[&str]) -> String {
+    let said = laneway(dir, words);
+    assert_eq!(said.code, 0, "{words:?}: {}{}", said.out, said.err);
+    said.out
+}
+
+fn finite(recipe: &str) -> String {
+    recipe.replace("name = \"wiki\"", "name = \"wiki\"\nexhausted = \"redistribute\"").replace("name = \"notes\"", "name = \"notes\"\nexhausted = \"redistribute\"")
+}
+
+#[test]
+fn verify_shows_the_same_hash_on_every_number_of_ranks_in_one_run_and_resumed() {
+    let dir = house(str::to_owned);
+    let out = fine(&dir, &["verify", "recipe.toml", "--ranks", "1,2,4,8", "--resume-at", "50", "--threads", "2", "--all"]);
+    let mut lines = out.lines();
+    let headings = lines.next().unwrap();
+    for run in ["1 rank ", "8 ranks ", "1 rank, resumed from 8", "8 ranks, resumed from 4"] {
+        assert!(headings.contains(run), "{headings}");
+    }
+    let mut seen = Vec::new();
+    for step in 0..100 {
+        let cells: Vec<&str> = lines.next().unwrap().split_whitespace().collect();
+        assert_eq!((cells[0], cells.len()), (step.to_string().as_str(), if step < 50 { 5 } else { 9 }));
+        assert!(cells[1..].iter().all(|hash| hash.len() == 16 && *hash == cells[1]), "step {step}: {cells:?}");
+        assert!(!seen.contains(&cells[1]), "each step has another batch");
+        seen.push(cells[1]);
+    }
+    assert_eq!(lines.collect::<Vec<_>>(), ["PASS: 100 global batches are the same in 8 runs"]);
+    let short = fine(&dir, &["verify", "recipe.toml", "--steps", "30"]);
+    assert!(short.contains("PASS: 30 global batches") && short.lines().count() < 15 && short.lines().any(|l| l.starts_with('…')), "{short}");
+}
+
+#[test]
+fn verify_runs_a_stream_that_ends_to_its_end_and_says_what_it_cannot_do() {
+    let dir = house(finite);
+    let out = fine(&dir, &["verify", "recipe.toml", "--ranks", "1,3"]);
+    let steps: u64 = out.lines().last().unwrap().strip_prefix("PASS: ").unwrap().split(' ').next().unwrap().parse().unwrap();
+    assert!((10..100).contains(&steps), "{out}");
+    let late = laneway(&dir, &["verify", "recipe.toml", "--resume-at", "90"]);
+    assert!(late.code != 0 && late.err.contains(&format!("a run of {steps} steps cannot be resumed at step 90")), "{}", late.err);
+}
+
+#[test]
+fn inspect_decodes_the_documents_of_a_row_and_says_where_they_lie() {
+    let dir = house(str::to_owned);
+    for (step, row) in [("0", "0"), ("7", "5"), ("60", "2")] {
+        let out = fine(&dir, &["inspect", "recipe.toml", "--step", step, "--row", row, "--full"]);
+        assert!(out.starts_with(&format!("step {step}, row {row}: lane {row}, ")), "{out}");
+        let mut pieces = 0;
+        for (head, text) in out.lines().zip(out.lines().skip(1)).filter(|(head, _)| head.contains(" document ")) {
+            let cells: Vec<&str> = head.split([' ', ',', '(', ')']).collect();
+            let (document, file): (usize, &str) = (cells[2].parse().unwrap(), cells[4]);
+            let (whole, line) = match cells[0] {
+                "wiki" => (wiki(document), document % 60 + 1),
+                _ => (format!("note {document}"), document + 1),
+            };
+            assert!(file.ends_with(&if cells[0] == "wiki" { format!("wiki/{}.jsonl", document / 60) } else { "notes.txt".into() }), "{head}");
+            assert!(head.contains(&format!(" line {line})")), "{head}");
+            let text: String = serde_json::from_str(text.trim()).unwrap();
+            assert!(format!("<s>{whole}</s>").contains(&text), "{head}: {text:?} is not of {whole:?}");
+            pieces += 1;
+        }
+        assert!(out.contains(&format!("{pieces} pieces")) && pieces > 0, "{out}");
+    }
+}
+
+#[test]
+fn inspect_gives_the_same_with_token_counts_and_without() {
+    let dir = house(str::to_owned);
+    let words = ["inspect", "recipe.toml", "--step", "40", "--row", "6"];
+    let before = laneway(&dir, &words);
+    assert!(before.err.contains("laneway index --tokens"), "running up to there is said, with what helps: {}", before.err);
+    fine(&dir, &["index", "recipe.toml", "--tokens"]);
+    let after = laneway(&dir, &words);
+    assert_eq!((after.out, after.err.as_str()), (before.out, ""));
+}
+
+#[test]
+fn index_counts_files_documents_and_tokens() {
+    let dir = house(str::to_owned);
+    let cells = |out: &str, name: &str| -> Vec<String> {
+        let line = out.lines().rfind(|l| l.starts_with(name)).unwrap_or_else(|| panic!("no {name} in {out}"));
+        line.split_whitespace().map(String::from).collect()
+    };
+    for (path, files, documents) in [("wiki", "2", "120"), ("wiki/1.jsonl", "1", "60"), ("wiki/*.jsonl", "2", "120"), ("notes.txt", "1", "40")] {
+        let found = cells(&fine(&dir, &["index", path]), path);
+        assert_eq!((found[1].as_str(), found[2].as_str(), found[5].as_str()), (files, "0", documents), "{path}");
+    }
+    let tokens: usize = (0..120).map(|n| wiki(n).len() + 2).sum();
+    assert_eq!(cells(&fine(&dir, &["index", "recipe.toml", "--tokens"]), "wiki")[1..3], ["120".to_string(), tokens.to_string()]);
+    let whole = cells(&fine(&dir, &["index", "notes.txt", "--text-unit", "file"]), "notes.txt");
+    assert_eq!(whole[5], "1");
+}
+
+#[test]
+fn explain_says_what_a_recipe_does() {
+    let dir = house(|r| r.replace("[mixture]", "").replace("seed = 3", "seed = 3\n[mixture]\nunit = \"tokens\""));
+    let out = fine(&dir, &["explain", "recipe.toml", "--rank", "1", "--ranks", "2", "--microbatch-size", "2"]);
+    for part in ["wiki: 120 documents", "0.5000 of the tokens", "rank 1 of 2 owns lanes 4 to 7", "2 microbatches of 2", "resumes unchanged on 1, 2, 4, 8 ranks"] {
+        assert!(out.contains(part), "'{part}' is missing in:\n{out}");
+    }
+}
+
+#[test]
+fn mistakes_are_named_with_what_would_be_right() {
+    let dir = house(str::to_owned);
+    fs::write(dir.path().join("odd.toml"), RECIPE.replace("max_length", "max_lenght")).unwrap();
+    fs::write(dir.path().join("functions.toml"), format!("functions = [\"clean 2\"]\n{RECIPE}")).unwrap();
+    for (words, message) in [
+        (vec!["verify"], "RECIPE is missing: laneway verify RECIPE [OPTIONS]"),
+        (vec!["index"], "PATH is missing: laneway index PATH"),
+        (vec!["verify", "recipe.toml", "again.toml"], "there is no option 'again.toml'"),
+        (vec!["verify", "recipe.toml", "--rank", "1"], "there is no option '--rank'; did you mean --ranks?"),
+        (vec!["verify", "recipe.toml", "--ranks", "1,two"], "--ranks '1,two': expected numbers as in 1,2,4"),
+        (vec!["verify", "recipe.toml", "--ranks", "0"], "--ranks '0'"),
+        (vec!["verify", "recipe.toml", "--steps", "-1"], "--steps '-1': expected a whole number"),
+        (vec!["verify", "recipe.toml", "--steps", "9", "--resume-at", "9"], "a run of 9 steps cannot be resumed at step 9"),
+        (vec!["verify", "none.toml"], "none.toml: No such file"),
+        (vec!["verify", "odd.toml"], "odd.toml: [pack] lacks 'max_length'"),
+        (vec!["verify", "functions.toml"], "the recipe names the function 'clean 2'"),
+        (vec!["inspect", "recipe.toml", "--row", "8"], "row 8 of step 0 does not exist: its global batch has rows 0 to 7"),
+        (vec!["inspect", "recipe.toml", "--stop", "8"], "did you mean --step?"),
+        (vec!["explain", "recipe.toml", "--ranks", "3"], "3 ranks do not divide 8 lanes evenly; use one of 1, 2, 4, 8"),
+        (vec!["explain", "recipe.toml", "--ranks", "4294967297"], "--ranks '4294967297': expected a whole number"),
+        (vec!["index", "wiki", "--tokens"], "--tokens needs a recipe"),
+        (vec!["index", "recipe.toml", "--text-field", "body"], "--text-field is for files; recipe.toml is a recipe"),
+        (vec!["index", "wiki", "--format", "csv"], "format 'csv' is not known; use one of jsonl, parquet, text"),
+        (vec!["index", "nowhere"], "nowhere"),
+    ] {
+        let said = laneway(&dir, &words);
+        assert!(said.code == 2 && said.err.contains(message), "{words:?} gave {}: {}{}", said.code, said.out, said.err);
+    }
+    for command in ["verify", "inspect", "explain", "index"] {
+        let help = fine(&dir, &[command, "--help"]);
+        assert!(help.contains(&format!("Usage: laneway {command} ")) && help.contains("--cache DIR"), "{help}");
+        assert!(fine(&dir, &["--help"]).contains(&format!("  {command} ")));
+    }
+}
