@@ -239,10 +239,7 @@ fn json_text(json: &mut JsonReader, line: &str, field: &str, policy: ErrorPolicy
         Ok(Found::Other(kind)) => fault(SkipReason::NotText, format!("field '{field}' is {kind}; expected a string")),
         Ok(Found::LoneSurrogate) => fault(SkipReason::LoneSurrogate, format!("field '{field}' holds half a surrogate pair")),
         Ok(Found::NotAnObject) => fault(SkipReason::BadJson, "it is JSON but not an object".into()),
-        Err(e) => {
-            let byte = e.offset.min(line.trim_end().len()) + 1;
-            fault(SkipReason::BadJson, format!("not JSON: byte {byte}: expected {}", e.expected))
-        }
+        Err(e) => fault(SkipReason::BadJson, format!("not JSON: byte {}: expected {}", e.offset + 1, e.expected)),
     }
 }
 
