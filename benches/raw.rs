@@ -1,16 +1,29 @@
-//! The exchange from Rust, without any binding: samples a second and round trips, student and worker in two processes.
+//! The exchange from Rust, without any binding: student and worker in two processes, both spinning.
 //!
-//! `cargo bench --bench raw` prints one line of JSON for each size; `make bench` shows them beside their peers.
+//! `cargo bench --bench raw -- MODE BYTES SECONDS` prints one line of JSON; without arguments it does so for a few. `make bench` shows it beside iceoryx2.
+//!
+//! | MODE | |
+//! |---|---|
+//! | `round_trip` | one ticket outstanding: from asking to having looked at the sample |
+//! | `flow` | 15 tickets ahead, batches of 8: how many arrive |
 
 use laneway::base::{DType, Layout, TensorSpec};
 use laneway::exchange::broker::{Broker, BrokerOptions};
 use laneway::exchange::endpoints::Endpoints;
 use laneway::exchange::message::{Model, StudentRole};
-use laneway::exchange::student::{Numbering, Student, StudentOptions};
+use laneway::exchange::student::{Numbering, Sample, Student, StudentOptions};
 use laneway::exchange::worker::{Worker, WorkerOptions};
 use laneway::os::clock;
+use std::path::Path;
+use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// Longer than any wait here, so that nobody sleeps.
+const SPIN_US: u32 = 1_000_000;
+const WARM_UP: usize = 2_000;
+const AHEAD: u32 = 15;
+const BATCH: u32 = 8;
 
 fn layout(bytes: u64) -> Layout {
     Layout::new(vec![TensorSpec { name: "x".into(), shape: vec![bytes], dtype: DType::UInt8 }]).unwrap()
@@ -20,10 +33,9 @@ fn soon() -> i64 {
     clock::after(Duration::from_secs(60))
 }
 
-fn work(dir: &str, bytes: u64, batch: u32) {
-    let mut options = WorkerOptions::new(Endpoints::in_dir(dir.as_ref()));
-    options.layout = Some(layout(bytes));
-    options.batch_size = batch;
+fn work(dir: &Path, bytes: u64, batch: u32) {
+    let mut options = WorkerOptions::new(Endpoints::in_dir(dir));
+    (options.layout, options.batch_size, options.spin_us) = (Some(layout(bytes)), batch, SPIN_US);
     let worker = Worker::open(options, soon()).unwrap();
     let (mut tasks, mut done) = (Vec::new(), Vec::new());
     while worker.take(batch, &mut tasks, soon()).is_ok() {
@@ -37,60 +49,86 @@ fn work(dir: &str, bytes: u64, batch: u32) {
     }
 }
 
-fn cpu_seconds() -> f64 {
-    let usage = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_SELF).unwrap();
-    let seconds = |t: nix::sys::time::TimeVal| t.tv_sec() as f64 + t.tv_usec() as f64 * 1e-6;
-    seconds(usage.user_time()) + seconds(usage.system_time())
+/// The worker's process, killed when this is dropped.
+struct WorkerProcess(Child);
+
+impl Drop for WorkerProcess {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn look(sample: &Sample) {
+    // SAFETY: `len` bytes are readable until the sample is released.
+    let (first, last) = unsafe { (*sample.data, *sample.data.add(sample.len - 1)) };
+    assert_eq!((first, last), (sample.step as u8, sample.step as u8), "step {}", sample.step);
+}
+
+fn measure(mode: &str, bytes: u64, length: Duration) -> String {
+    let (prefetch, batch) = if mode == "flow" { (AHEAD, BATCH) } else { (0, 1) };
+    let dir = std::env::temp_dir().join(format!("lw-bench-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&dir);
+    std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&dir).unwrap();
+    let endpoints = Endpoints::in_dir(&dir);
+    let broker = Broker::bind(BrokerOptions { endpoints: endpoints.clone(), exit_when_idle: None }).unwrap();
+    broker.start().unwrap();
+    let numbering = Numbering { rank: 0, role: StudentRole::Client, data_worker: 0, data_workers: 0 };
+    let mut options = StudentOptions::new(endpoints, numbering, Arc::new(layout(bytes)));
+    (options.slot_count, options.prefetch, options.spin_us) = (2 * (AHEAD + 1), prefetch, SPIN_US);
+    let student = Student::open(options, soon()).unwrap();
+    student.set_model(Model { id: "m".into(), config: None }, soon()).unwrap();
+    let me = std::env::current_exe().unwrap();
+    let worker = Command::new(me).args(["--work", dir.to_str().unwrap(), &bytes.to_string(), &batch.to_string()]).spawn().unwrap();
+    let worker = WorkerProcess(worker);
+
+    let (mut out, mut refs, mut took, mut samples) = (Vec::new(), Vec::new(), Vec::new(), 0);
+    let mut start = Instant::now();
+    while took.len() < WARM_UP || start.elapsed() < length {
+        let begin = Instant::now();
+        student.next(batch as usize, &mut out, soon()).unwrap();
+        out.iter().for_each(look);
+        took.push(begin.elapsed().as_nanos() as u64);
+        samples += out.len();
+        refs.extend(out.drain(..).map(|s| (s.slot, s.serial)));
+        student.release(&refs).unwrap();
+        refs.clear();
+        if start.elapsed() < length && took.len() == WARM_UP && samples >= WARM_UP && took.capacity() < 4_000_000 {
+            took = Vec::with_capacity(4_000_000);
+            (samples, start) = (0, Instant::now());
+        }
+    }
+    let wall = start.elapsed().as_secs_f64();
+    drop(worker);
+    drop(student);
+    broker.stop();
+    let _ = std::fs::remove_dir_all(&dir);
+    took.sort_unstable();
+    let at = |share: usize| took[took.len() * share / 100] as f64 / 1e3;
+    format!(
+        "{{\"mode\": \"{mode}\", \"bytes\": {bytes}, \"samples\": {samples}, \"samples_per_s\": {:.0}, \"p50_us\": {:.3}, \"p99_us\": {:.3}}}",
+        samples as f64 / wall,
+        at(50),
+        at(99)
+    )
 }
 
 fn main() {
-    let args: Vec<String> = std::env::args().collect();
-    if let Some(at) = args.iter().position(|a| a == "--work") {
-        return work(&args[at + 1], args[at + 2].parse().unwrap(), args[at + 3].parse().unwrap());
-    }
-    for (bytes, prefetch, count) in [(64u64, 0u32, 100_000u64), (64, 15, 300_000), (4096, 0, 100_000), (4096, 15, 300_000), (1 << 20, 0, 3_000)] {
-        let dir = std::env::temp_dir().join(format!("lw-bench-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&dir);
-        std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&dir).unwrap();
-        let endpoints = Endpoints::in_dir(&dir);
-        let broker = Broker::bind(BrokerOptions { endpoints: endpoints.clone(), exit_when_idle: None }).unwrap();
-        broker.start().unwrap();
-        let numbering = Numbering { rank: 0, role: StudentRole::Client, data_worker: 0, data_workers: 0 };
-        let mut options = StudentOptions::new(endpoints, numbering, Arc::new(layout(bytes)));
-        (options.slot_count, options.prefetch) = (32, prefetch);
-        let student = Student::open(options, soon()).unwrap();
-        student.set_model(Model { id: "m".into(), config: None }, soon()).unwrap();
-        let batch = if prefetch == 0 { 1 } else { 8u32 };
-        let mut child =
-            std::process::Command::new(&args[0]).args(["--work", dir.to_str().unwrap(), &bytes.to_string(), &batch.to_string()]).spawn().unwrap();
-        let mut out = Vec::new();
-        let mut times = Vec::with_capacity(count as usize);
-        let mut take = |times: &mut Vec<u64>| {
-            let start = Instant::now();
-            student.next(batch as usize, &mut out, soon()).unwrap();
-            times.push(start.elapsed().as_nanos() as u64);
-            let refs: Vec<(u32, u64)> = out.drain(..).map(|s| (s.slot, s.serial)).collect();
-            student.release(&refs).unwrap();
-            refs.len() as u64
-        };
-        while take(&mut times) < 1 || times.len() < 1000 {}
-        times.clear();
-        let (start, cpu, mut n) = (Instant::now(), cpu_seconds(), 0);
-        while n < count {
-            n += take(&mut times);
+    // Cargo adds `--bench`.
+    let args: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["--work", dir, bytes, batch] => work(dir.as_ref(), bytes.parse().unwrap(), batch.parse().unwrap()),
+        [mode @ ("round_trip" | "flow"), bytes, seconds] => {
+            println!("{}", measure(mode, bytes.parse().unwrap(), Duration::from_secs_f64(seconds.parse().unwrap())));
         }
-        let (wall, cpu) = (start.elapsed().as_secs_f64(), cpu_seconds() - cpu);
-        times.sort_unstable();
-        let (p50, p99) = (times[times.len() / 2], times[times.len() * 99 / 100]);
-        println!(
-            "{{\"bytes\": {bytes}, \"prefetch\": {prefetch}, \"samples_per_s\": {:.0}, \"student_cpu_us_per_sample\": {:.3}, \"next_p50_ns\": {p50}, \"next_p99_ns\": {p99}}}",
-            n as f64 / wall,
-            cpu * 1e6 / n as f64
-        );
-        let _ = child.kill();
-        let _ = child.wait();
-        drop(student);
-        broker.stop();
-        let _ = std::fs::remove_dir_all(&dir);
+        [] => {
+            for bytes in [64, 4096, 1 << 20] {
+                ["round_trip", "flow"].iter().for_each(|mode| println!("{}", measure(mode, bytes, Duration::from_millis(500))));
+            }
+        }
+        _ => {
+            eprintln!("usage: raw [round_trip|flow BYTES SECONDS]");
+            std::process::exit(2);
+        }
     }
 }

@@ -7,12 +7,13 @@
  * Handles.   Opaque, made by _open, _new or another constructor, freed once by the _free of the same noun; _free(NULL) does nothing.
  * Threads.   A function that takes a const handle may be called on it by any number of threads at once; one that takes a handle without const
  *            (_free) must be the only one. Callbacks say on which thread they run. No thread of the library's own exists before a broker,
- *            student or worker is opened.
+ *            student or worker is opened, or the first batch of a loader asked for.
  * Pointers.  What is handed in is read during the call only, unless stated. Text is UTF-8, with a length or NUL-terminated as stated.
  * Options.   Structs that begin with struct_size are filled after their _init function, so that a program keeps working with a newer library.
  * Time.      Deadlines are absolute: nanoseconds of CLOCK_MONOTONIC, see lw_now. LW_NEVER waits for ever. A deadline that passed never waits.
- *            Waits end with LW_INTERRUPTED when a signal handler ran, so that a program can react to it; nothing is lost, call again.
- * Forks.     A handle belongs to the process that opened it. In a forked child its functions return LW_FORKED, and _free only frees memory.
+ *            Waits end with LW_INTERRUPTED when a signal handler ran (a loader's: when it called lw_loader_cancel), so that a program can
+ *            react to it; nothing is lost, call again.
+ * Forks.     A handle belongs to the process that opened it. In a forked child its functions return LW_FORKED, and _free frees no more than is safe there.
  * Enums.     Cross as int32_t, so that a number from a newer version is never undefined behaviour.
  *
  * Linking:   pkg-config laneway, or CMake's find_package(laneway) with laneway::laneway (shared) or laneway::static. The static library
@@ -52,7 +53,7 @@ enum {
     LW_INVALID_ARGUMENT = 1001,
     // The deadline passed first. Nothing was lost: call again.
     LW_TIMEOUT = 1002,
-    // A signal handler ran, or `lw_student_cancel` or `lw_worker_cancel` asked the wait to end. Call again.
+    // A signal handler ran, or `lw_student_cancel`, `lw_worker_cancel`, `lw_loader_cancel` or a `lw_progress_fn` asked the wait to end. Call again.
     LW_INTERRUPTED = 1003,
     // The handle was made by another process: this one is its forked child. Make a new one.
     LW_FORKED = 1004,
@@ -68,7 +69,7 @@ enum {
     LW_NO_MEMORY = 1009,
     // The operating system refused; the message names the call, the path and the reason.
     LW_IO = 1010,
-    // The broker or the student refused a registration; the message says why.
+    // The broker or the student refused a registration, or a loader a state; the message says why.
     LW_REFUSED = 1011,
     // Two sides disagree about the tensors of a sample; the message names the field.
     LW_LAYOUT_MISMATCH = 1012,
@@ -97,7 +98,7 @@ const char *lw_status_name(int32_t status);
 // valid until the next call on this thread that fails; copy it to keep it. Success does not clear it.
 const char *lw_last_error(void);
 
-// Sets this thread's message. For callbacks (`lw_fill_fn`, the functions of `lw_medium_table`): one that returns a
+// Sets this thread's message. For callbacks (`lw_fill_fn`, the functions of `lw_medium_table` and `lw_function_table`): one that returns a
 // failure may say why, and the library passes that text on. `text` is `len` bytes of UTF-8 and is copied; bytes that
 // are not UTF-8 are replaced; a NUL ends it. NULL clears it.
 void lw_set_last_error(const char *text, size_t len);
@@ -734,6 +735,529 @@ void lw_worker_cancel(const lw_worker *worker);
 // Stops the worker, gives its open tasks back to be made by others, and frees the handle; NULL is allowed. Not while
 // another thread uses it, and no task's memory may be touched afterwards.
 void lw_worker_free(lw_worker *worker);
+
+/* ==== dataset =======================================================================================================
+ *
+ * Files of JSON lines, Parquet or plain text, compressed or not, read as numbered documents.
+ *
+ * Opening finds the files (*shards*) and takes each one's index from a cache, or builds it: where documents start, and
+ * how they are *grouped* into what is best read together. After that any document can be read by its number without
+ * reading what comes before it. Many processes may open the same files at once: one of them builds an index, the others wait for it.
+ */
+
+// An opened dataset; it never changes. Any number of threads may use it at once.
+typedef struct lw_dataset lw_dataset;
+
+// Told now and then of work that has to be done before the first document: `what` (`"index wiki"`, `"count tokens"`) is NUL-terminated
+// UTF-8, valid during the call; `done` of `total` bytes or documents. Runs on any thread, on several at once. Returns 0 to go on; anything else ends
+// the work, and the call that does it returns `LW_INTERRUPTED`. Must not throw, or call functions of the handle that is being opened or used.
+typedef int32_t (*lw_progress_fn)(void *user, const char *what, uint64_t done, uint64_t total);
+
+// Which documents, and how to open them. Fill it after `lw_dataset_options_init`; `paths` must be set. All strings are
+// NUL-terminated UTF-8 and read during `lw_dataset_open` only.
+typedef struct {
+    // `sizeof(lw_dataset_options)`.
+    size_t struct_size;
+    // For messages. NULL (the default): "dataset".
+    const char *name;
+    // `path_count` files, directories (searched to any depth, hidden names left out) and globs (`*`, `?`, `[…]`, `**`), in this order; within a
+    // directory or glob, shards are ordered by the bytes of their relative path.
+    const char *const *paths;
+    // How many.
+    size_t path_count;
+    // "jsonl", "parquet" or "text"; NULL (the default): from each file's suffix, under `.gz` or `.zst`.
+    const char *format;
+    // Field or column that holds the text; `a.b` names field `b` of object `a`. NULL (the default): "text".
+    const char *text_field;
+    // What a document of plain text is: "line", "paragraph" or "file". NULL (the default): "line".
+    const char *text_unit;
+    // What is done about documents and shards that cannot be read: "error", "skip" or "replace" (U+FFFD for what is not UTF-8; what that cannot
+    // mend is skipped). NULL (the default): "error".
+    const char *on_error;
+    // Where indexes are kept. NULL (the default): in `.laneway/` beside each shard, else in `$LANEWAY_CACHE`, else in the user's cache directory.
+    const char *cache_dir;
+    // Threads that build indexes; 0 (the default): one a processor.
+    uint64_t threads;
+    // Bytes that half-read compressed streams and Parquet pages may keep. Default 128 MiB.
+    uint64_t memory_budget;
+    // Told of the indexing. NULL (the default): nobody is.
+    lw_progress_fn progress;
+    // Handed to `progress`.
+    void *progress_user;
+} lw_dataset_options;
+
+// One file of a dataset. The strings belong to the dataset.
+typedef struct {
+    // Where it is.
+    const char *path;
+    // Relative to the path, directory or fixed part of the glob by which it was found; with the fingerprint, its identity.
+    const char *name;
+    // "jsonl", "parquet" or "text".
+    const char *format;
+    // Why it was left out whole, or NULL if it was not.
+    const char *damage;
+    // Bytes of the file.
+    uint64_t size;
+    // Hash of its content (Parquet: of its footer).
+    uint64_t fingerprint;
+    // Number, in the dataset, of its first document.
+    uint64_t first_document;
+    // How many it holds.
+    uint64_t documents;
+} lw_shard;
+
+// Consecutive documents of one shard that are best read together.
+typedef struct {
+    // Number, in the dataset, of the first.
+    uint64_t first_document;
+    // What reading them costs: uncompressed bytes.
+    uint64_t bytes;
+    // How many; never 0.
+    uint32_t documents;
+    // Which shard they lie in.
+    uint32_t shard;
+} lw_group;
+
+// Where a document comes from, for people.
+typedef struct {
+    // Line of the file when uncompressed, or row of the Parquet file, counted from 1.
+    uint64_t number;
+    // Which shard; `lw_dataset_shard` has its path.
+    uint32_t shard;
+    // 1 if `number` counts rows, 0 if it counts lines.
+    int32_t is_row;
+} lw_location;
+
+// Sets `struct_size` and the defaults. NULL is allowed.
+void lw_dataset_options_init(lw_dataset_options *options);
+
+// Finds the shards, and takes or builds their indexes. `LW_DATA` names the file and what is wrong with it; `LW_NOT_FOUND` the path that leads to
+// none. An index that cannot be kept (a full disk) is built again next time, which the log says. On success `*out` is the caller's: free it
+// with `lw_dataset_free`. Any thread.
+LW_MUST_USE
+lw_status lw_dataset_open(const lw_dataset_options *options,
+                          lw_dataset **out);
+
+// How many documents there are, those that will be skipped included; 0 for NULL. Any thread.
+uint64_t lw_dataset_documents(const lw_dataset *dataset);
+
+// A hash of names, sizes and contents of all shards in order: equal where the same documents have the same numbers. 0 for NULL. Any thread.
+uint64_t lw_dataset_fingerprint(const lw_dataset *dataset);
+
+// Bytes of shards that were read for documents so far; what indexing read is not counted. 0 for NULL. Any thread.
+uint64_t lw_dataset_bytes_read(const lw_dataset *dataset);
+
+// How many shards there are; 0 for NULL. Any thread.
+size_t lw_dataset_shard_count(const lw_dataset *dataset);
+
+// Describes shard `index`. Its strings are valid until `lw_dataset_free`. Any thread.
+LW_MUST_USE lw_status lw_dataset_shard(const lw_dataset *dataset, size_t index, lw_shard *shard);
+
+// Copies all groups, in order, to `groups`, which has room for `capacity`; `*count` becomes their number in any case.
+// `capacity` 0 only asks for it. Any thread.
+LW_MUST_USE lw_status lw_dataset_groups(const lw_dataset *dataset, lw_group *groups, size_t capacity, size_t *count);
+
+// Says which shard and line, or row, a document comes from. May read the part of the file before it in its group. Any thread.
+LW_MUST_USE lw_status lw_dataset_locate(const lw_dataset *dataset, uint64_t document, lw_location *location);
+
+// Reads a document's text (UTF-8, which may hold NULs), and a NUL, into `buffer`. `*len` becomes the text's length without the NUL;
+// `capacity` 0 only asks for it. `*skipped` (may be NULL) becomes NULL, or, if the document has no text and `on_error` leaves such out, why: one
+// of "bad_json", "bad_utf8", "missing_field", "null_text", "not_text", "lone_surrogate", "damaged", a static string; the text is empty then.
+// Any thread.
+LW_MUST_USE
+lw_status lw_dataset_read(const lw_dataset *dataset,
+                          uint64_t document,
+                          char *buffer,
+                          size_t capacity,
+                          size_t *len,
+                          const char **skipped);
+
+// Frees a dataset made by `lw_dataset_open`; NULL is allowed. Not while another thread uses it.
+void lw_dataset_free(lw_dataset *dataset);
+
+/* ==== recipe ========================================================================================================
+ *
+ * Everything that may change a byte of what a run sees, and nothing else: seed, datasets, mixture, tokenizer, packing,
+ * shuffling, batches. One TOML file, whose keys docs/recipe.md lists; what may only change speed is `lw_loader_options`.
+ */
+
+// A recipe; it never changes. Any number of threads, and forked children, may use it at once.
+typedef struct lw_recipe lw_recipe;
+
+// Reads the TOML file at `path` (NUL-terminated UTF-8); relative paths in it are relative to its directory. What is wrong (a misspelt key, too)
+// is named with its line, with what was expected. On success `*out` is the caller's: free it with `lw_recipe_free`. Any thread.
+LW_MUST_USE
+lw_status lw_recipe_load(const char *path,
+                         lw_recipe **out);
+
+// Reads TOML from `text`, `len` bytes of UTF-8. Relative paths in it are relative to `base` (NUL-terminated UTF-8), or, if that is NULL, to the
+// current directory. On success `*out` is the caller's: free it with `lw_recipe_free`. Any thread.
+LW_MUST_USE
+lw_status lw_recipe_parse(const char *text,
+                          size_t len,
+                          const char *base,
+                          lw_recipe **out);
+
+// Writes the recipe as TOML that `lw_recipe_parse` reads back, with every default spelled out, NUL-terminated, into `buffer`. `*len` becomes
+// its length without the NUL; `capacity` 0 only asks for it. Any thread.
+LW_MUST_USE
+lw_status lw_recipe_to_toml(const lw_recipe *recipe,
+                            char *buffer,
+                            size_t capacity,
+                            size_t *len);
+
+// Writes what the fingerprint is made of, one JSON object (`{"pack.max_length": "2048", …}`: names, and values as TOML), NUL-terminated, into
+// `buffer`. Paths are no part of it: data may move, as long as it is the same. `*len` becomes its length without the NUL; `capacity` 0 only asks
+// for it. Any thread.
+LW_MUST_USE
+lw_status lw_recipe_fields(const lw_recipe *recipe,
+                           char *buffer,
+                           size_t capacity,
+                           size_t *len);
+
+// Equal for recipes that give the same bytes from the same data and tokenizer; 0 for NULL. Any thread.
+uint64_t lw_recipe_fingerprint(const lw_recipe *recipe);
+
+// Writes the first field in which two recipes differ, for people (`pack.max_length is 2048 in one and 1024 in the other`), NUL-terminated,
+// into `buffer`; nothing, and `*len` 0, if they give the same bytes. `capacity` 0 only asks for the length. Any thread.
+LW_MUST_USE lw_status lw_recipe_difference(const lw_recipe *one, const lw_recipe *other, char *buffer, size_t capacity, size_t *len);
+
+// Frees a recipe made by `lw_recipe_load` or `lw_recipe_parse`; NULL is allowed. Loaders that were opened with it have their own copy. Not while
+// another thread uses it.
+void lw_recipe_free(lw_recipe *recipe);
+
+/* ==== batch =========================================================================================================
+ *
+ * Some rows of one step, as tensors, and which documents they are made of.
+ *
+ * Tensors, by name; `rows` × `row_length` unless said otherwise:
+ *
+ * | name | dtype | what it holds |
+ * |---|---|---|
+ * | `input_ids` | int64 | token ids, rows filled up with the padding token |
+ * | `labels` | int64 | the token to be predicted at each position, shifted already: the next one of the same document, else −100 |
+ * | `positions` | int64 | the place of each token in its document, which goes on counting where a document goes on in another row; 0 in padding |
+ * | `segment_ids` | int32 | which document of its row each token belongs to, from 1; 0 in padding |
+ * | `loss_mask` | bool | 1 where the label counts |
+ * | `cu_seqlens` | int32 | `[segments + 1]`: where segments start in the batch laid out as one sequence, and its end; a row's padding is a segment of its own |
+ *
+ * A tensor is written when it is first asked for. A batch is counted: `lw_batch_retain`, `lw_batch_release`.
+ */
+
+// In `lane` of an `lw_row`: the row is no part of the global batch; it only fills up a rank that has fewer lanes than others.
+#define LW_NO_LANE UINT32_MAX
+
+// A batch; it never changes. Any number of threads may use it at once.
+typedef struct lw_batch lw_batch;
+
+// What a batch is.
+typedef struct {
+    // The step that it belongs to, from 0.
+    uint64_t step;
+    // Which microbatch of the rank's step it is, from 0.
+    uint64_t microbatch;
+    // Microbatches of the step: the same on every rank.
+    uint64_t microbatches;
+    // Rows.
+    uint64_t rows;
+    // Tokens of a row.
+    uint64_t row_length;
+    // Segments of all rows, padding not counted.
+    uint64_t segments;
+    // Tokens of documents, without padding.
+    uint64_t num_tokens;
+    // Labels that count. Divide a loss by their sum over all ranks and microbatches of the step.
+    uint64_t num_valid_tokens;
+    // The longest segment, padding included: what attention over `cu_seqlens` takes.
+    int64_t max_seqlen;
+} lw_batch_info;
+
+// One row of a batch.
+typedef struct {
+    // Its number in its lane, from 0.
+    uint64_t number;
+    // Its place in the step's global batch, from 0; `UINT64_MAX` for a row that is no part of it.
+    uint64_t position;
+    // The lane that it belongs to, or `LW_NO_LANE`.
+    uint32_t lane;
+    // How many segments it has; none if all of it is padding.
+    uint32_t segments;
+} lw_row;
+
+// A piece of a document in a row.
+typedef struct {
+    // The document's number in its dataset.
+    uint64_t document;
+    // Which of the recipe's datasets, from 0.
+    uint32_t dataset;
+    // Which of its shards, from 0.
+    uint32_t shard;
+    // The row of the batch, from 0.
+    uint32_t row;
+    // Position of its first token in the row.
+    uint32_t offset;
+    // The place of its first token in the document's tokens, from 0.
+    uint32_t start;
+    // How many tokens.
+    uint32_t length;
+} lw_segment;
+
+// Describes the batch. Any thread.
+LW_MUST_USE lw_status lw_batch_describe(const lw_batch *batch, lw_batch_info *info);
+
+// Describes the tensor of that NUL-terminated name: a view, not to be written, valid until the batch's last reference is released, like its
+// name and shape. `LW_NOT_FOUND` lists the names. Any thread.
+LW_MUST_USE lw_status lw_batch_tensor(const lw_batch *batch, const char *name, lw_tensor *tensor);
+
+// Exports the tensor of that name as a DLPack (1.0) tensor, flagged read-only, that holds a reference of its own. Its consumer calls its `deleter`
+// once, on any thread, also while the process ends; in a forked child that does nothing. `*out` is the caller's. Any thread.
+LW_MUST_USE
+lw_status lw_batch_dlpack(const lw_batch *batch,
+                          const char *name,
+                          DLManagedTensorVersioned **out);
+
+// Describes each row: `rows` has room for `capacity`; `*count` becomes their number in any case. `capacity` 0 only asks for it. Any thread.
+LW_MUST_USE lw_status lw_batch_rows(const lw_batch *batch, lw_row *rows, size_t capacity, size_t *count);
+
+// Which documents the batch is made of: each segment of each row, in order, padding left out. `segments` has room for `capacity`; `*count` becomes
+// their number in any case. `capacity` 0 only asks for it. `lw_loader_dataset` has the datasets and their shards. Any thread.
+LW_MUST_USE
+lw_status lw_batch_segments(const lw_batch *batch,
+                            lw_segment *segments,
+                            size_t capacity,
+                            size_t *count);
+
+// Hashes of `input_ids`, `labels`, `positions` and `segment_ids` of each row that is part of the global batch, in order. `hashes` has room for
+// `capacity`; `*count` becomes their number in any case. `capacity` 0 only asks for it. Any thread.
+LW_MUST_USE
+lw_status lw_batch_row_hashes(const lw_batch *batch,
+                              uint64_t *hashes,
+                              size_t capacity,
+                              size_t *count);
+
+// The hash of a global batch, from the hashes of its rows in order (all ranks' and microbatches' one after the other): the same however ranks and
+// microbatches cut it. 0 if `row_hashes` is NULL and `count` is not 0. Any thread.
+uint64_t lw_batch_global_hash(const uint64_t *row_hashes,
+                              size_t count);
+
+// Takes one more reference. NULL is allowed. Any thread.
+void lw_batch_retain(const lw_batch *batch);
+
+// Releases one reference; with the last, the batch and its tensors go. NULL is allowed. Any thread, also after the loader was freed.
+void lw_batch_release(const lw_batch *batch);
+
+/* ==== loader ========================================================================================================
+ *
+ * A rank's part of every global batch, in order: for one recipe the same rows in the same order, byte for byte, on any
+ * number of ranks, with any of the options below but `rank` and `ranks`, in one run or across any chain of saves and loads.
+ *
+ * Errors of data and of user functions stay: `lw_loader_next` returns them again until the loader is moved or loaded.
+ */
+
+// In `threads`: one a processor.
+#define LW_THREADS_ALL UINT32_MAX
+
+// As a number of steps: the stream does not end.
+#define LW_ENDLESS UINT64_MAX
+
+// A loader. All functions but `lw_loader_free` may be called by any number of threads at once: they take turns, and get theirs while
+// `lw_loader_next` waits.
+typedef struct lw_loader lw_loader;
+
+// The text that a map function makes; it exists during the call.
+typedef struct lw_text lw_text;
+
+// A function of the user's on a document's text, before it becomes tokens: a `map` or a `filter`. Fill it after `lw_function_table_init`.
+//
+// Functions run on any thread, on several at once, in any order, and again after a load: they must be pure, giving the same for the same text.
+// `text` is `len` bytes of UTF-8 without a NUL behind, valid during the call. One that fails may say why with `lw_set_last_error`; the run fails
+// at the row that needs the document. They must not throw, or call functions of a loader.
+typedef struct {
+    // `sizeof(lw_function_table)`.
+    size_t struct_size;
+    // Handed to the function.
+    void *user;
+    // Called once when the function is no longer used, on any thread. May be NULL.
+    void (*drop)(void *user);
+    // As in the recipe's list `functions`, NUL-terminated UTF-8: a name with a version, "clean 2" say, that its author changes whenever it would do
+    // anything else than before. Copied.
+    const char *name;
+    // Appends the new text to `out`, which is empty, with `lw_text_append`. Returns 0 for success and anything else for failure.
+    int32_t (*map)(void *user, const char *text, size_t len, lw_text *out);
+    // Returns 1 if the document is kept, 0 if it is left out, and anything else for failure.
+    int32_t (*filter)(void *user, const char *text, size_t len);
+} lw_function_table;
+
+// Which rank it is, and what may change speed and memory but no byte. Fill it after `lw_loader_options_init`. What it points to is read
+// during `lw_loader_open` only.
+typedef struct {
+    // `sizeof(lw_loader_options)`.
+    size_t struct_size;
+    // This rank, from 0. Default 0. All tensor-, pipeline- and context-parallel peers of one data-parallel rank use its number.
+    uint32_t rank;
+    // Data-parallel ranks in all. Default 1. They must divide the lanes, unless `uneven` is set; an error lists those that do.
+    uint32_t ranks;
+    // Rows of a batch; 0 (the default): all rows of the rank at a step. They must divide those, unless `uneven` is set.
+    uint64_t microbatch_size;
+    // 1: ranks and `microbatch_size` need not divide; every rank has the same number of batches, and short ones end each step with fully masked rows.
+    // Default 0.
+    int32_t uneven;
+    // Threads that read and make tokens; 0: those that call `lw_loader_next` do, and a deadline that has passed then makes nothing. Default
+    // `LW_THREADS_ALL`.
+    uint32_t threads;
+    // Steps made ahead of the one that is waited for. Default 1.
+    uint64_t prefetch;
+    // Where indexes, token counts and verdicts on tokenizers are kept, NUL-terminated UTF-8. NULL (the default): indexes in `.laneway/` beside each
+    // shard, the rest in `$LANEWAY_CACHE`, else in the user's cache directory.
+    const char *cache_dir;
+    // Bytes that half-read compressed files may keep, for each dataset. Default 256 MiB.
+    uint64_t memory_budget;
+    // Bytes of text that a thread takes at once. Default 32 KiB.
+    uint64_t task_bytes;
+    // `function_count` tables, one for each name in the recipe's `functions`, in any order. Copied; each one's `drop` is called exactly once if
+    // `lw_loader_open` succeeds, and never if it fails.
+    const lw_function_table *const *functions;
+    // How many.
+    size_t function_count;
+    // Told of indexing, and of counting tokens, also by later calls: until `lw_loader_free`. NULL (the default): nobody is.
+    lw_progress_fn progress;
+    // Handed to `progress`.
+    void *progress_user;
+} lw_loader_options;
+
+// A state that was saved: the bytes of `lw_loader_save`, or the JSON text of `lw_loader_save_json`, which may be several ranks' merged.
+typedef struct {
+    // Its bytes.
+    const void *data;
+    // How many.
+    size_t len;
+} lw_state;
+
+// Sets `struct_size` and makes everything else empty. NULL is allowed.
+void lw_function_table_init(lw_function_table *table);
+
+// Appends `len` bytes of UTF-8 to the text that a map function makes. They are copied. On the thread of that call only.
+LW_MUST_USE lw_status lw_text_append(lw_text *out, const char *text, size_t len);
+
+// Sets `struct_size` and the defaults. NULL is allowed.
+void lw_loader_options_init(lw_loader_options *options);
+
+// Opens the recipe's datasets and its tokenizer; what has to be indexed is indexed first. `options` may be NULL: all defaults. No thread is
+// started before the first batch is asked for. On success `*out` is the caller's: free it with `lw_loader_free`. Any thread.
+LW_MUST_USE lw_status lw_loader_open(const lw_recipe *recipe, const lw_loader_options *options, lw_loader **out);
+
+// Waits until `deadline` for the next batch. `*out` is then the caller's (`lw_batch_release`), or NULL after the last batch of a stream that ends;
+// such a stream is counted first, by the first call that needs it, whatever the deadline (see `lw_loader_steps`). `LW_TIMEOUT`: nothing was lost, call again. `LW_DATA`: a document, a file or a
+// user's function failed, and the message names it. Also `LW_INTERRUPTED`, `LW_CLOSED`, `LW_FORKED`. A signal alone does not end the wait:
+// its handler calls `lw_loader_cancel`.
+LW_MUST_USE
+lw_status lw_loader_next(const lw_loader *loader,
+                         int64_t deadline,
+                         lw_batch **out);
+
+// Saves where the loader stands after the last batch that `lw_loader_next` returned: entries, by lane, for this rank's lanes. Changes
+// nothing. Writes it into `buffer`; `*len` becomes its number of bytes in any case; `capacity` 0 only asks for it. Its size does not depend on how
+// far the run has come.
+LW_MUST_USE
+lw_status lw_loader_save(const lw_loader *loader,
+                         void *buffer,
+                         size_t capacity,
+                         size_t *len);
+
+// The same as one JSON object, `{"meta": …, "lanes": {"17": "<base64>", …}}`, NUL-terminated. `meta` is the same on all ranks, and each lane is one
+// rank's: merging the ranks' objects key by key gives the state of the whole run. `*len` becomes its length without the NUL.
+LW_MUST_USE
+lw_status lw_loader_save_json(const lw_loader *loader,
+                              char *buffer,
+                              size_t capacity,
+                              size_t *len);
+
+// Goes on from `count` states of one moment of one run, of any number of ranks, which together hold at least this rank's lanes: `LW_NOT_FOUND`
+// names the lane that is missing. What would give other rows (a changed recipe, tokenizer or shard) is refused by its name (`LW_REFUSED`), and a damaged
+// state is `LW_CORRUPT`; the loader then stays where it was.
+LW_MUST_USE
+lw_status lw_loader_load(const lw_loader *loader,
+                         const lw_state *states,
+                         size_t count);
+
+// Goes to the start of a step, ahead or back. Quick where the tokens of every document were counted (a stream that ends; `laneway index --tokens`);
+// otherwise the rank's lanes are run up to there, which the log says. All ranks seek the same step.
+LW_MUST_USE
+lw_status lw_loader_seek(const lw_loader *loader,
+                         uint64_t step);
+
+// Sets the weights of the mixture, one for each dataset of the recipe in order, from a step on; every rank sets the same. They hold for documents
+// taken after the first row of the first row window at or after that step. Too early is an error that names the first possible step. What was made ahead is made again. States that are saved keep it.
+LW_MUST_USE
+lw_status lw_loader_set_mixture(const lw_loader *loader,
+                                const double *weights,
+                                size_t count,
+                                uint64_t from_step);
+
+// How many steps the stream has; `LW_ENDLESS` if it does not end. One that ends is counted first, unless the cache has the counts: all documents
+// are read and tokenized once.
+LW_MUST_USE
+lw_status lw_loader_steps(const lw_loader *loader,
+                          uint64_t *steps);
+
+// The step of the next batch.
+LW_MUST_USE lw_status lw_loader_step(const lw_loader *loader, uint64_t *step);
+
+// The loader's recipe: never NULL but for a NULL loader, valid until `lw_loader_free`, not to be freed. Any thread.
+const lw_recipe *lw_loader_recipe(const lw_loader *loader);
+
+// Dataset `index`, in the recipe's order, to read and locate documents in; NULL if there is none, or for NULL. Valid until `lw_loader_free`, not
+// to be freed. Any thread.
+const lw_dataset *lw_loader_dataset(const lw_loader *loader,
+                                    size_t index);
+
+// Writes what the loader is, one JSON object, NUL-terminated, into `buffer`: `fingerprint` (of the recipe, in hexadecimal), `step`, `lanes`, `first_lane` and
+// `end_lane` (those of this rank), `global_batch`, `rows` (of this rank), `microbatch_size` and `microbatches` at the next step, `row_length`, `pad_token_id`, `finite`, `datasets` (`name`,
+// `documents`, `groups`, `shards`, `fingerprint`) and `tokenizer` (`path`, `engine`, `fingerprint`, `vocab_size`, `bos`, `eos`, `pad`). `*len` becomes its length
+// without the NUL; `capacity` 0 only asks for it.
+LW_MUST_USE
+lw_status lw_loader_info(const lw_loader *loader,
+                         char *buffer,
+                         size_t capacity,
+                         size_t *len);
+
+// Writes, in words, what a run of this recipe on this rank does, in the order in which data flows, NUL-terminated, into `buffer`. `*len` becomes
+// its length without the NUL; `capacity` 0 only asks for it.
+LW_MUST_USE
+lw_status lw_loader_explain(const lw_loader *loader,
+                            char *buffer,
+                            size_t capacity,
+                            size_t *len);
+
+// Writes what the loader has done, one JSON object, NUL-terminated, into `buffer`. Since it was opened: `batches` delivered and `waited_ns` for them, `bytes_read` for
+// documents, `tokenizer` (the engine in use, and why). Since it was opened, loaded or moved, over the rank's lanes, what was made ahead included: `documents`, `tokens`, `rows`, `epoch` (the
+// lowest), `truncated_tokens`, and documents left out: `empty`, `filtered`, `skipped`, `dropped` (of `dropped_tokens`). `*len` becomes its length without
+// the NUL; `capacity` 0 only asks for it. They may grow between two calls.
+LW_MUST_USE
+lw_status lw_loader_stats(const lw_loader *loader,
+                          char *buffer,
+                          size_t capacity,
+                          size_t *len);
+
+// Writes the text of `count` token ids, special tokens spelled out (UTF-8, which may hold NULs), and a NUL, into `buffer`. `*len` becomes the text's length without
+// the NUL; `capacity` 0 only asks for it.
+LW_MUST_USE
+lw_status lw_loader_decode(const lw_loader *loader,
+                           const int64_t *ids,
+                           size_t count,
+                           char *buffer,
+                           size_t capacity,
+                           size_t *len);
+
+// Ends the wait of `lw_loader_next`, the counting of tokens, or the seeking that is going on, or else the next one, with `LW_INTERRUPTED`. NULL is allowed. Any
+// thread; safe in a signal handler.
+void lw_loader_cancel(const lw_loader *loader);
+
+// Ends the loader's threads. Waits end, and later ones return, with `LW_CLOSED`. Batches stay readable. Closing twice is allowed, and NULL.
+void lw_loader_close(const lw_loader *loader);
+
+// Closes the loader and frees the handle; NULL is allowed. Not while another thread uses it. Batches, and DLPack tensors of them, stay valid.
+void lw_loader_free(lw_loader *loader);
 
 #ifdef __cplusplus
 }

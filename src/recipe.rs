@@ -168,6 +168,12 @@ words! {
     }
 }
 
+impl Default for SpecialTokens {
+    fn default() -> SpecialTokens {
+        SpecialTokens::BosEos
+    }
+}
+
 /// One dataset of a mixture.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DatasetRecipe {
@@ -396,7 +402,9 @@ impl Recipe {
             last = *step;
         }
         let pack = &self.pack;
-        for (field, value, least) in [("max_length", pack.max_length, 2), ("num_bins", pack.num_bins, 1), ("candidate_pool_size", pack.candidate_pool_size, 1)] {
+        for (field, value, least) in
+            [("max_length", pack.max_length, 2), ("num_bins", pack.num_bins, 1), ("candidate_pool_size", pack.candidate_pool_size, 1)]
+        {
             if value < least || value > 1 << 30 {
                 return Err(Error::invalid(format!("pack.{field} is {value}; it must be from {least} to {}", 1 << 30)));
             }

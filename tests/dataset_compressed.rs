@@ -2,8 +2,8 @@
 
 mod lanes_common;
 
-use lanes_common::{all, fixture, options, texts, written};
 use flate2::{Compression, write::GzEncoder};
+use lanes_common::{all, fixture, options, texts, written};
 use laneway::base::Status;
 use laneway::data::{Dataset, DatasetSpec, DocBatch, ErrorPolicy, TextUnit};
 use std::io::Write;

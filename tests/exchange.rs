@@ -7,7 +7,7 @@ use laneway::base::Status;
 use laneway::exchange::student::{Student, StudentOptions};
 use laneway::exchange::worker::{Worker, WorkerOptions};
 use laneway::medium::MediumChoice;
-use laneway::os::clock;
+use laneway::os::{clock, process};
 use std::time::Duration;
 
 #[test]
@@ -211,4 +211,35 @@ fn a_student_closed_while_samples_are_held_gives_its_lane_to_the_next() {
         drop(hold);
         w.stop();
     });
+}
+
+/// In order, a later sample that is there already makes nothing readable: `next` would still have to wait.
+#[test]
+fn the_descriptor_is_readable_exactly_while_next_would_not_wait() {
+    let room = Room::new();
+    let _broker = room.broker();
+    let student = student(&room, 8, |o| (o.slot_count, o.prefetch) = (4, 3));
+    student.set_model(model("m"), patience()).unwrap();
+    let (fd, now) = (student.fd().unwrap(), || clock::now());
+    // SAFETY: the descriptor belongs to the student, which outlives this closure.
+    let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+    let readable = |ms: i32| process::poll_readable(&[fd], ms);
+    let w = worker(&room, 8, 4);
+    assert_eq!(student.next(1, &mut Vec::new(), now()).unwrap_err().status, Status::Timeout);
+    let mut tasks = Vec::new();
+    while tasks.len() < 4 {
+        w.take(4, &mut tasks, patience()).unwrap();
+    }
+    tasks.iter().for_each(fill);
+    let commit = |i: usize| assert_eq!(w.commit(&[(tasks[i].id, tasks[i].capacity)]).unwrap(), 1);
+    [1, 2, 3].into_iter().for_each(commit);
+    assert_eq!(student.next(1, &mut Vec::new(), now()).unwrap_err().status, Status::Timeout);
+    assert!(!readable(250), "three are there, but not the one that is next");
+    commit(0);
+    assert!(readable(10_000));
+    for _ in 0..4 {
+        assert!(readable(10_000));
+        next(&student);
+    }
+    assert!(!readable(250), "all are taken");
 }

@@ -3,13 +3,14 @@
 mod lanes_common;
 
 use lanes_common::fixture;
-use laneway::pipeline::tokenize::{Engine, Special, Tokenizer, TokenizerOptions};
+use laneway::pipeline::tokenize::{Engine, Tokenizer, TokenizerOptions};
+use laneway::recipe::SpecialTokens;
 use std::path::{Path, PathBuf};
 
 const FAMILIES: [&str; 5] = ["bert_base_cased", "gpt2", "gpt_neox", "mistral01", "xlnet_base_cased"];
 
 /// Verdicts of earlier runs are used again: comparing the engines takes long without optimisation.
-fn options(special: Special) -> TokenizerOptions {
+fn options(special: SpecialTokens) -> TokenizerOptions {
     TokenizerOptions { special, cache_dir: Some(PathBuf::from(env!("CARGO_TARGET_TMPDIR"))), ..TokenizerOptions::default() }
 }
 
@@ -32,7 +33,7 @@ fn inputs(set: &str) -> Vec<String> {
 #[test]
 fn ids_equal_the_golden_files_of_five_families() {
     for name in FAMILIES {
-        let Some(tokenizer) = load(name, &TokenizerOptions { parse_special: true, ..options(Special::None) }) else { return };
+        let Some(tokenizer) = load(name, &TokenizerOptions { parse_special: true, ..options(SpecialTokens::None) }) else { return };
         assert!(matches!(tokenizer.engine(), Engine::Fast { .. }), "{name}: {:?}", tokenizer.engine());
         for set in ["small", "mixed"] {
             let golden = std::fs::read_to_string(fixture(&format!("tokenizers/{set}_tokens_{name}.txt")).unwrap()).unwrap();
@@ -49,8 +50,8 @@ fn ids_equal_the_golden_files_of_five_families() {
 #[test]
 fn a_document_with_a_doubtful_character_gets_the_references_ids() {
     for name in FAMILIES {
-        let Some(tokenizer) = load(name, &options(Special::None)) else { return };
-        let reference = load(name, &TokenizerOptions { reference_only: true, ..options(Special::None) }).unwrap();
+        let Some(tokenizer) = load(name, &options(SpecialTokens::None)) else { return };
+        let reference = load(name, &TokenizerOptions { reference_only: true, ..options(SpecialTokens::None) }).unwrap();
         assert_eq!(*reference.engine(), Engine::Reference("asked for".into()));
         // Of Unicode 14 and later, and of planes that are not tried.
         let doubtful = ["a \u{9fe} b", "\u{88a}\u{a7f1}", "x\u{20000}y \u{2a6d6}", "\u{e000} \u{f0000}", "Z\u{1133b}\u{11302}"];
@@ -75,12 +76,12 @@ fn special_tokens_frame_each_document_as_asked() {
         ("xlnet_base_cased", 1, 2, (vec![], vec![4, 3])),
         ("gpt_neox", 0, 0, (vec![], vec![])),
     ] {
-        let Some(tokenizer) = load(name, &options(Special::None)) else { return };
+        let Some(tokenizer) = load(name, &options(SpecialTokens::None)) else { return };
         let plain = encode(&tokenizer, "Hello world");
-        assert_eq!(framed(name, Special::BosEos, &plain), (vec![bos], vec![eos]), "{name}");
-        assert_eq!(framed(name, Special::Bos, &plain), (vec![bos], vec![]), "{name}");
-        assert_eq!(framed(name, Special::Eos, &plain), (vec![], vec![eos]), "{name}");
-        assert_eq!(framed(name, Special::TokenizerDefault, &plain), default, "{name}");
+        assert_eq!(framed(name, SpecialTokens::BosEos, &plain), (vec![bos], vec![eos]), "{name}");
+        assert_eq!(framed(name, SpecialTokens::Bos, &plain), (vec![bos], vec![]), "{name}");
+        assert_eq!(framed(name, SpecialTokens::Eos, &plain), (vec![], vec![eos]), "{name}");
+        assert_eq!(framed(name, SpecialTokens::TokenizerDefault, &plain), default, "{name}");
         assert_eq!((tokenizer.bos(), tokenizer.eos()), (Some(bos), Some(eos)));
         assert!(tokenizer.decode(&plain).unwrap().contains("Hello world"), "{name}");
     }
@@ -89,8 +90,8 @@ fn special_tokens_frame_each_document_as_asked() {
 #[test]
 fn text_that_spells_a_control_token_stays_text_unless_asked() {
     for name in FAMILIES {
-        let Some(tokenizer) = load(name, &options(Special::None)) else { return };
-        let parsing = load(name, &TokenizerOptions { parse_special: true, ..options(Special::None) }).unwrap();
+        let Some(tokenizer) = load(name, &options(SpecialTokens::None)) else { return };
+        let parsing = load(name, &TokenizerOptions { parse_special: true, ..options(SpecialTokens::None) }).unwrap();
         let json: serde_json::Value =
             serde_json::from_str(&std::fs::read_to_string(fixture(&format!("tokenizers/{name}.json")).unwrap()).unwrap()).unwrap();
         let special: Vec<(u32, &str)> = json["added_tokens"]
@@ -122,7 +123,7 @@ fn shipped_truncation_and_padding_change_nothing() {
     let changed = dir.path().join("tokenizer.json");
     std::fs::write(&changed, json.to_string()).unwrap();
     for reference_only in [false, true] {
-        for special in [Special::None, Special::TokenizerDefault] {
+        for special in [SpecialTokens::None, SpecialTokens::TokenizerDefault] {
             let options = TokenizerOptions { reference_only, ..options(special) };
             let (plain, shipped) = (Tokenizer::load(&path, &options).unwrap(), Tokenizer::load(dir.path(), &options).unwrap());
             for text in ["", "short", "a text that is much longer than five tokens, and shorter than sixty-four"] {
@@ -143,7 +144,7 @@ fn a_file_that_the_fast_engine_refuses_is_left_to_the_reference() {
     model["merges"].as_array_mut().unwrap().retain(|merge| !merge.to_string().contains('\u{143}'));
     let changed = dir.path().join("tokenizer.json");
     std::fs::write(&changed, json.to_string()).unwrap();
-    let tokenizer = Tokenizer::load(&changed, &TokenizerOptions { cache_dir: Some(dir.path().into()), ..options(Special::Eos) }).unwrap();
+    let tokenizer = Tokenizer::load(&changed, &TokenizerOptions { cache_dir: Some(dir.path().into()), ..options(SpecialTokens::Eos) }).unwrap();
     let Engine::Reference(why) = tokenizer.engine() else { panic!("{:?}", tokenizer.engine()) };
     assert!(why.contains("refuses"), "{why}");
     assert_eq!(encode(&tokenizer, "Hello"), [15496, 50256]);
@@ -153,7 +154,7 @@ fn a_file_that_the_fast_engine_refuses_is_left_to_the_reference() {
 fn a_verdict_against_the_fast_engine_is_remembered() {
     let Some(path) = fixture("tokenizers/mistral01.json") else { return };
     let verdicts = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("tokenizers");
-    let tokenizer = Tokenizer::load(&path, &options(Special::None)).unwrap();
+    let tokenizer = Tokenizer::load(&path, &options(SpecialTokens::None)).unwrap();
     let hash = format!("{:016x}-", tokenizer.fingerprint());
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("tokenizers")).unwrap();
@@ -163,7 +164,7 @@ fn a_verdict_against_the_fast_engine_is_remembered() {
     for name in kept {
         std::fs::write(dir.path().join("tokenizers").join(name), "differ: as planted\n").unwrap();
     }
-    let planted = Tokenizer::load(&path, &TokenizerOptions { cache_dir: Some(dir.path().into()), ..options(Special::None) }).unwrap();
+    let planted = Tokenizer::load(&path, &TokenizerOptions { cache_dir: Some(dir.path().into()), ..options(SpecialTokens::None) }).unwrap();
     assert_eq!(*planted.engine(), Engine::Reference("as planted".into()));
     assert_eq!(encode(&planted, "Hello"), encode(&tokenizer, "Hello"));
 }
@@ -177,7 +178,7 @@ fn what_cannot_be_used_says_which_part() {
         let e = Tokenizer::load(&path, options).err().expect("refused").message;
         assert!(e.contains("tokenizer.json") && parts.iter().all(|p| e.contains(p)), "{e}");
     };
-    let none = options(Special::None);
+    let none = options(SpecialTokens::None);
     says("{", &none, &["not a tokenizer.json of the Hugging Face kind"]);
     says("{\"added_tokens\": []}", &none, &["missing field `model`"]);
     says("{\"model\": {\"type\": \"BPE\", \"dropout\": 0.1, \"vocab\": {}, \"merges\": []}}", &none, &["dropout = 0.1", "set it to null"]);
@@ -185,13 +186,13 @@ fn what_cannot_be_used_says_which_part() {
     let bare = "{\"version\": \"1.0\", \"added_tokens\": [{\"id\": 0, \"content\": \"<x>\", \"special\": true, \"single_word\": false, \
         \"lstrip\": false, \"rstrip\": false, \"normalized\": false}], \"model\": {\"type\": \"WordLevel\", \"vocab\": {\"<x>\": 0, \"a\": 1}, \
         \"unk_token\": \"<x>\"}}";
-    says(bare, &options(Special::Eos), &["needs a eos_token", "<x>", "special_tokens to none"]);
-    let named = TokenizerOptions { eos_token: Some("<y>".into()), ..options(Special::Eos) };
+    says(bare, &options(SpecialTokens::Eos), &["needs a eos_token", "<x>", "special_tokens to none"]);
+    let named = TokenizerOptions { eos_token: Some("<y>".into()), ..options(SpecialTokens::Eos) };
     says(bare, &named, &["eos_token = '<y>' is not one of its special tokens"]);
-    let named = TokenizerOptions { eos_token: Some("<x>".into()), ..options(Special::Eos) };
+    let named = TokenizerOptions { eos_token: Some("<x>".into()), ..options(SpecialTokens::Eos) };
     assert_eq!(encode(&Tokenizer::load(&dir.path().join("tokenizer.json"), &named).unwrap(), "a"), [1, 0]);
     std::fs::write(dir.path().join("tokenizer_config.json"), "{\"eos_token\": {\"content\": \"<x>\"}}").unwrap();
-    assert_eq!(Tokenizer::load(dir.path(), &options(Special::Eos)).unwrap().eos(), Some(0));
+    assert_eq!(Tokenizer::load(dir.path(), &options(SpecialTokens::Eos)).unwrap().eos(), Some(0));
     let e = Tokenizer::load(Path::new("no-such/model"), &none).err().expect("refused").message;
     assert!(e.contains("'no-such/model' is neither a file or folder nor in the hub cache") && e.contains("give the path"), "{e}");
 }
@@ -199,7 +200,7 @@ fn what_cannot_be_used_says_which_part() {
 #[test]
 fn a_hub_id_resolves_from_the_local_cache() {
     if std::env::var_os("LANEWAY_TEST_HUB").is_some() {
-        let tokenizer = Tokenizer::load(Path::new("owner/model"), &options(Special::None)).unwrap();
+        let tokenizer = Tokenizer::load(Path::new("owner/model"), &options(SpecialTokens::None)).unwrap();
         println!("RESULT {}", tokenizer.path().display());
         return;
     }
@@ -224,7 +225,7 @@ fn a_hub_id_resolves_from_the_local_cache() {
 
 #[test]
 fn threads_share_a_tokenizer_without_sharing_state() {
-    let Some(tokenizer) = load("xlnet_base_cased", &options(Special::Eos)) else { return };
+    let Some(tokenizer) = load("xlnet_base_cased", &options(SpecialTokens::Eos)) else { return };
     let texts = inputs("mixed");
     let expected: Vec<Vec<u32>> = texts.iter().map(|t| encode(&tokenizer, t)).collect();
     std::thread::scope(|scope| {

@@ -51,7 +51,7 @@ pub(super) unsafe fn bytes_or_empty<'a>(pointer: *const u8, len: usize) -> &'a [
 /// UTF-8 text of `len` bytes, copied by whoever keeps it.
 ///
 /// # Safety
-/// As [`slice`].
+/// As [`slice()`].
 pub(super) unsafe fn text<'a>(pointer: *const c_char, len: usize, name: &str) -> Result<&'a str> {
     // SAFETY: the caller's promise is that of `slice`; c_char and u8 have the same size and alignment.
     let bytes = unsafe { slice(pointer.cast::<u8>(), len, name) }?;
@@ -94,6 +94,44 @@ pub(super) unsafe fn put_text(text: &str, buffer: *mut c_char, capacity: usize, 
     unsafe {
         ptr::copy_nonoverlapping(text.as_ptr(), buffer, text.len());
         buffer.add(text.len()).write(0);
+    }
+    Ok(())
+}
+
+/// Copies bytes into the caller's buffer; `*len` becomes their number in any case. A buffer of capacity 0 only asks for it.
+///
+/// # Safety
+/// `buffer` points to `capacity` writable bytes unless `capacity` is 0, and `len` to a writable `usize` or is NULL.
+pub(super) unsafe fn put_bytes(bytes: &[u8], buffer: *mut c_void, capacity: usize, len: *mut usize) -> Result<()> {
+    // SAFETY: the caller's promise; bytes have no alignment.
+    unsafe { put_items(bytes.len(), bytes.iter().copied(), buffer.cast::<u8>(), capacity, len, "buffer") }
+}
+
+/// Copies `items`, of which there are `n`, into the caller's array of that name; `*count` becomes `n` in any case. An array of capacity 0
+/// only asks for it.
+///
+/// # Safety
+/// `array` points to room for `capacity` items unless `capacity` is 0, and `count` to a writable `usize` or is NULL.
+pub(super) unsafe fn put_items<T>(
+    n: usize,
+    items: impl Iterator<Item = T>,
+    array: *mut T,
+    capacity: usize,
+    count: *mut usize,
+    name: &str,
+) -> Result<()> {
+    // SAFETY: the caller's promise, after the check for NULL.
+    unsafe { out(count, "count")?.write(n) };
+    if capacity == 0 || n == 0 {
+        return Ok(());
+    }
+    if capacity < n {
+        return Err(Error::invalid(format!("capacity is {capacity}, but there are {n} to put into {name}")));
+    }
+    let array = out(array, name)?;
+    for (i, item) in items.take(n).enumerate() {
+        // SAFETY: `i` < `n` ≤ `capacity`, for which the caller promises room.
+        unsafe { array.add(i).write(item) };
     }
     Ok(())
 }

@@ -1,8 +1,7 @@
-//! Samples as DLPack tensors (https://dmlc.github.io/dlpack/latest/c_api.html, version 1.0), which NumPy, torch and JAX
+//! Tensors of samples and batches as DLPack tensors (<https://dmlc.github.io/dlpack/latest/c_api.html>, version 1.0), which NumPy, torch and JAX
 //! take without a copy.
 
 use crate::base::{DType, Error, Result};
-use crate::exchange::student::Hold;
 use std::ffi::c_void;
 
 #[repr(C)]
@@ -55,11 +54,11 @@ struct Exported {
     tensor: DLManagedTensorVersioned,
     shape: Vec<i64>,
     strides: Vec<i64>,
-    _hold: Hold,
+    _hold: Box<dyn Send>,
 }
 
 /// A tensor of `shape` at `data` that keeps `hold` until its deleter is called.
-pub(super) fn export(hold: Hold, data: *mut c_void, shape: &[i64], dtype: i32) -> Result<*mut DLManagedTensorVersioned> {
+pub(super) fn export(hold: Box<dyn Send>, data: *mut c_void, shape: &[i64], dtype: i32) -> Result<*mut DLManagedTensorVersioned> {
     let dtype = data_type(dtype).ok_or_else(|| Error::invalid(format!("dtype {dtype} is not one of lw_dtype")))?;
     let exported = Box::into_raw(Box::new(Exported {
         tensor: DLManagedTensorVersioned {

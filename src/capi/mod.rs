@@ -7,7 +7,10 @@
 //! [`arg`] before anything is done; out-parameters come last and are written only on success, except lengths, which
 //! also say how much room was needed; whatever is kept is copied or reference-counted.
 #![expect(non_camel_case_types, reason = "these names are the C ones")]
-#![expect(clippy::missing_safety_doc, reason = "the documentation is the C header's, whose rules for pointers stand at its top and with each function")]
+#![expect(
+    clippy::missing_safety_doc,
+    reason = "the documentation is the C header's, whose rules for pointers stand at its top and with each function"
+)]
 
 mod arg;
 mod guard;
@@ -27,6 +30,16 @@ pub mod student;
 
 pub mod worker;
 
+pub mod dataset;
+
+pub mod recipe;
+
+pub mod batch;
+
+pub mod loader;
+
 mod callback_medium;
 mod dlpack;
+mod functions;
+mod home;
 mod open_tasks;

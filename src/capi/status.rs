@@ -15,7 +15,7 @@ pub enum lw_status {
     LW_INVALID_ARGUMENT = 1001,
     /// The deadline passed first. Nothing was lost: call again.
     LW_TIMEOUT = 1002,
-    /// A signal handler ran, or `lw_student_cancel` or `lw_worker_cancel` asked the wait to end. Call again.
+    /// A signal handler ran, or `lw_student_cancel`, `lw_worker_cancel`, `lw_loader_cancel` or a `lw_progress_fn` asked the wait to end. Call again.
     LW_INTERRUPTED = 1003,
     /// The handle was made by another process: this one is its forked child. Make a new one.
     LW_FORKED = 1004,
@@ -31,7 +31,7 @@ pub enum lw_status {
     LW_NO_MEMORY = 1009,
     /// The operating system refused; the message names the call, the path and the reason.
     LW_IO = 1010,
-    /// The broker or the student refused a registration; the message says why.
+    /// The broker or the student refused a registration, or a loader a state; the message says why.
     LW_REFUSED = 1011,
     /// Two sides disagree about the tensors of a sample; the message names the field.
     LW_LAYOUT_MISMATCH = 1012,
@@ -119,7 +119,7 @@ pub extern "C" fn lw_last_error() -> *const c_char {
     guard::message()
 }
 
-/// Sets this thread's message. For callbacks (`lw_fill_fn`, the functions of `lw_medium_table`): one that returns a
+/// Sets this thread's message. For callbacks (`lw_fill_fn`, the functions of `lw_medium_table` and `lw_function_table`): one that returns a
 /// failure may say why, and the library passes that text on. `text` is `len` bytes of UTF-8 and is copied; bytes that
 /// are not UTF-8 are replaced; a NUL ends it. NULL clears it.
 #[unsafe(no_mangle)]

@@ -348,7 +348,7 @@ pub unsafe extern "C" fn lw_student_dlpack(
         let out = arg::out(out, "out")?;
         let (view, _) = student.layout.view(index, sample.data.cast_mut().cast(), sample.nbytes as usize)?;
         let hold = student.student.hold(sample.slot, sample.serial)?;
-        let tensor = dlpack::export(hold, view.data, student.layout.shape(index), view.dtype)?;
+        let tensor = dlpack::export(Box::new(hold), view.data, student.layout.shape(index), view.dtype)?;
         // SAFETY: not NULL; the caller promises that it is writable.
         unsafe { out.write(tensor) };
         Ok(())

@@ -48,6 +48,7 @@ pub(super) fn indexes(spec: &DatasetSpec, shards: &[ShardFile], options: &OpenOp
     }
     let meter = Meter { options, total_bytes, done: AtomicU64::new(0) };
     while !missing.is_empty() {
+        options.stop.check()?;
         let mut claimed = Vec::new();
         for _ in 0..missing.len() {
             let (i, mut work) = missing.pop_front().expect("counted");
@@ -68,6 +69,8 @@ pub(super) fn indexes(spec: &DatasetSpec, shards: &[ShardFile], options: &OpenOp
             build(threads, claimed, &meter, &mut found)?;
         }
     }
+    // Whoever was told of the last piece may have answered.
+    options.stop.check()?;
     Ok(found.into_iter().map(|i| i.expect("found or built")).collect())
 }
 
@@ -239,6 +242,7 @@ fn build(threads: usize, claimed: Vec<(usize, Work<'_>)>, meter: &Meter<'_>, fou
     }
     let joined: Vec<Mutex<Option<ShardIndex>>> = claimed.iter().map(|_| Mutex::new(None)).collect();
     parallel(threads, &tasks, |(w, p, range)| {
+        meter.options.stop.check()?;
         let work = &claimed[*w].1;
         let piece = work.piece(range.clone())?;
         meter.add(range.end - range.start);

@@ -40,7 +40,7 @@ pub use dataset::{Dataset, DocLocation, Group, Shard};
 pub use json::{Found, JsonError, JsonReader, MAX_DEPTH};
 pub use reader::Reader;
 
-use crate::base::{Error, Result};
+use crate::base::{Error, Result, Stop};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -193,10 +193,12 @@ pub struct OpenOptions {
     pub memory_budget: u64,
     /// Told of the indexing.
     pub progress: Option<ProgressFn>,
+    /// Ends the indexing, after the pieces at hand (a compressed file is one piece). What was indexed before stays in the cache.
+    pub stop: Stop,
 }
 
 impl Default for OpenOptions {
     fn default() -> OpenOptions {
-        OpenOptions { cache_dir: None, threads: 0, memory_budget: 128 << 20, progress: None }
+        OpenOptions { cache_dir: None, threads: 0, memory_budget: 128 << 20, progress: None, stop: Stop::default() }
     }
 }

@@ -8,8 +8,18 @@ use std::fmt::Write as _;
 
 /// What a run of this recipe on that many ranks does, in the order in which data flows.
 pub fn explain(parts: &Parts, options: &Options) -> Result<String> {
-    let loader = Loader::assemble(parts.clone(), options.clone())?;
-    let (recipe, schedule) = (loader.recipe(), loader.schedule());
+    Loader::assemble(parts.clone(), options.clone()).map(|loader| loader.explain())
+}
+
+impl Loader {
+    /// What a run of this loader does, in the order in which data flows.
+    pub fn explain(&self) -> String {
+        in_words(self)
+    }
+}
+
+fn in_words(loader: &Loader) -> String {
+    let (recipe, schedule, parts, options) = (loader.recipe(), loader.schedule(), &loader.parts, &loader.options);
     let mut out = String::new();
     let total: f64 = recipe.datasets.iter().map(|d| d.weight).sum();
     let _ = writeln!(out, "Data");
@@ -17,7 +27,13 @@ pub fn explain(parts: &Parts, options: &Options) -> Result<String> {
         let _ = writeln!(out, "  {}", source(dataset, plan, dataset.weight / total, recipe, parts.sources[i].paths.len()));
     }
     let _ = writeln!(out, "\nOrder\n  {}", order(recipe));
-    let _ = writeln!(out, "\nTokens\n  {}: documents are put between control tokens as \"{}\" says; the {} engine encodes", recipe.tokenizer.path, recipe.tokenizer.special_tokens.name(), parts.tokenizer_engine);
+    let _ = writeln!(
+        out,
+        "\nTokens\n  {}: documents are put between control tokens as \"{}\" says; the {} engine encodes",
+        recipe.tokenizer.path,
+        recipe.tokenizer.special_tokens.name(),
+        parts.tokenizer_engine
+    );
     if !recipe.functions.is_empty() {
         let _ = writeln!(out, "  before that, user functions run: {}", recipe.functions.join(", "));
     }
@@ -43,12 +59,15 @@ pub fn explain(parts: &Parts, options: &Options) -> Result<String> {
     let good: Vec<String> = (1..=lanes).filter(|r| lanes % r == 0).map(|r| r.to_string()).collect();
     let _ = writeln!(out, "  resumes unchanged on {} ranks, and with uneven = true on any number up to {lanes}", good.join(", "));
     let end = match recipe.is_finite() {
-        true => format!("it ends; rows that do not fill a last step are {}", if recipe.batch.tail.name() == "pad" { "filled up with masked rows" } else { "dropped" }),
+        true => format!(
+            "it ends; rows that do not fill a last step are {}",
+            if recipe.batch.tail.name() == "pad" { "filled up with masked rows" } else { "dropped" }
+        ),
         false => "it does not end".into(),
     };
     let _ = writeln!(out, "  {end}");
     let _ = writeln!(out, "\nFingerprint {:016x}", recipe.fingerprint());
-    Ok(out)
+    out
 }
 
 fn source(dataset: &DatasetRecipe, plan: &SourcePlan, share: f64, recipe: &Recipe, files: usize) -> String {

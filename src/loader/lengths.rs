@@ -28,8 +28,8 @@ impl Lengths {
     }
 }
 
-/// Told of documents counted so far and of all that are to be counted.
-pub type CountProgress<'a> = &'a (dyn Fn(u64, u64) + Sync);
+/// Told of documents counted so far and of all that are to be counted; an error ends the counting.
+pub type CountProgress<'a> = &'a (dyn Fn(u64, u64) -> Result<()> + Sync);
 
 /// What is to be counted.
 pub struct Counted<'a> {
@@ -42,8 +42,15 @@ pub struct Counted<'a> {
 }
 
 /// The lengths of each source: from the cache, or counted on `threads` threads and put there. No cache directory, no cache.
-pub fn lengths(work: &dyn Work, counted: &[Counted<'_>], threads: usize, cache: Option<&Path>, progress: CountProgress<'_>) -> Result<Vec<Arc<Lengths>>> {
-    let mut all: Vec<Option<Arc<Lengths>>> = counted.iter().map(|c| cache.and_then(|dir| load(&path(dir, c.key), c))).map(|l| l.map(Arc::new)).collect();
+pub fn lengths(
+    work: &dyn Work,
+    counted: &[Counted<'_>],
+    threads: usize,
+    cache: Option<&Path>,
+    progress: CountProgress<'_>,
+) -> Result<Vec<Arc<Lengths>>> {
+    let mut all: Vec<Option<Arc<Lengths>>> =
+        counted.iter().map(|c| cache.and_then(|dir| load(&path(dir, c.key), c))).map(|l| l.map(Arc::new)).collect();
     let missing: Vec<usize> = (0..counted.len()).filter(|i| all[*i].is_none()).collect();
     let total: u64 = missing.iter().flat_map(|i| counted[*i].groups).map(|g| u64::from(g.1)).sum();
     let done = AtomicU64::new(0);
@@ -59,7 +66,7 @@ pub fn lengths(work: &dyn Work, counted: &[Counted<'_>], threads: usize, cache: 
     Ok(all.into_iter().flatten().collect())
 }
 
-fn count(work: &dyn Work, counted: &Counted<'_>, threads: usize, progress: &(dyn Fn(u64) + Sync)) -> Result<Vec<u32>> {
+fn count(work: &dyn Work, counted: &Counted<'_>, threads: usize, progress: &(dyn Fn(u64) -> Result<()> + Sync)) -> Result<Vec<u32>> {
     let mut parts: Vec<(u64, u64)> = Vec::new();
     for (first, documents) in counted.groups {
         let end = first + u64::from(*documents);
@@ -92,14 +99,15 @@ fn count(work: &dyn Work, counted: &Counted<'_>, threads: usize, progress: &(dyn
                 let len = made.range(j).len() as u32;
                 *tokens = if made.fate(j) == Fate::Kept { len } else { LEFT_OUT };
             }
-            progress(end - start);
+            progress(end - start)?;
         }
     };
     let checked = || run().inspect_err(|_| failed.store(true, Ordering::Relaxed));
     std::thread::scope(|scope| {
         let others: Vec<_> = (1..threads.max(1)).map(|_| scope.spawn(checked)).collect();
         let own = checked();
-        let joined = others.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(Error::new(crate::base::Status::Panic, "a panic while counting tokens"))));
+        let joined =
+            others.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(Error::new(crate::base::Status::Panic, "a panic while counting tokens"))));
         joined.fold(own, Result::and)
     })?;
     Ok(tokens)

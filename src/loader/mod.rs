@@ -31,9 +31,10 @@ mod lengths;
 mod parts;
 mod verify;
 
-use crate::base::{Error, Result, Status};
+use crate::base::{Error, Result, Status, Stop};
 use crate::pipeline::{
-    Batch, BatchRow, BatchShape, Buffers, Checkpoint, Engine, Function, LaneCounts, LaneStart, Meta, RunPlan, Tuning, VERSION, Windows, WithinStep, Work,
+    Batch, BatchRow, BatchShape, Buffers, Checkpoint, Engine, Function, LaneCounts, LaneStart, Meta, RunPlan, Tuning, VERSION, Windows, WithinStep,
+    Work,
 };
 use crate::plan::{BatchSchedule, RankLanes, SourcePlan, Span, Weights};
 use crate::recipe::{Exhausted, Recipe};
@@ -73,6 +74,8 @@ pub struct Options {
     pub task_bytes: u64,
     /// Told of work that has to be done before the first row.
     pub progress: Option<ProgressFn>,
+    /// Ends indexing, counting and seeking, not [`Loader::next`], which has a deadline.
+    pub stop: Stop,
 }
 
 /// Work that has to be done before the first row.
@@ -103,6 +106,7 @@ impl Default for Options {
             memory_budget: 256 << 20,
             task_bytes: tuning.task_bytes,
             progress: None,
+            stop: Stop::default(),
         }
     }
 }
@@ -149,7 +153,8 @@ pub struct Loader {
 #[derive(Clone)]
 struct Finite {
     deal: Arc<Deal>,
-    lengths: Arc<LengthsWork>,
+    /// What is enough to know where lanes are: lengths, unless the user's operators look at tokens.
+    outline: Arc<dyn Work>,
 }
 
 impl Loader {
@@ -175,7 +180,7 @@ impl Loader {
         let sources: Vec<SourcePlan> = recipe.datasets.iter().zip(parts.sources.iter()).map(source).collect::<Result<_>>()?;
         let windows = Windows::new(recipe.shuffle.buffer_size, schedule.lanes());
         let sources = Arc::new(sources);
-        let plan = Arc::new(run_plan(recipe, &sources, &windows, &schedule, &[])?);
+        let plan = Arc::new(run_plan(&parts, &sources, &windows, &schedule, &[])?);
         let marks = rank.lanes.clone().map(|lane| (plan.first_anchor(lane), 0)).collect();
         Ok(Loader {
             parts,
@@ -275,7 +280,7 @@ impl Loader {
             Place::Dealt { lane: from, row: of } => {
                 let finite = finite.expect("only finite streams are dealt");
                 let start = LaneStart { lane: from, anchor: None, rows: Some(finite.deal.rows(from)) };
-                let pieces = self.guests.row(&self.plan, &self.parts.work, finite.lengths.clone(), start, of, deadline)?;
+                let pieces = self.guests.row(&self.plan, &self.parts.work, finite.outline.clone(), start, of, deadline)?;
                 return Ok(BatchRow { of: Some((lane, row)), pieces });
             }
         }
@@ -286,7 +291,10 @@ impl Loader {
                 Ok(BatchRow { of: Some((lane, row)), pieces: made.pieces })
             }
             Some(made) => Err(Error::new(Status::Corrupt, format!("lane {lane} gave row {} where {row} was expected", made.number))),
-            None => Err(Error::new(Status::Data, format!("lane {lane} ended before row {row}: it has fewer documents than were counted; delete the token counts in the cache"))),
+            None => Err(Error::new(
+                Status::Data,
+                format!("lane {lane} ended before row {row}: it has fewer documents than were counted; delete the token counts in the cache"),
+            )),
         }
     }
 
@@ -301,9 +309,8 @@ impl Loader {
             return Ok(());
         }
         let finite = self.finite()?;
-        let start = |(lane, mark): (u32, &(Arc<[u8]>, u64))| {
-            LaneStart { lane, anchor: Some(mark.clone()), rows: finite.as_ref().map(|f| f.deal.rows(lane)) }
-        };
+        let start =
+            |(lane, mark): (u32, &(Arc<[u8]>, u64))| LaneStart { lane, anchor: Some(mark.clone()), rows: finite.as_ref().map(|f| f.deal.rows(lane)) };
         let starts: Vec<LaneStart> = self.rank.lanes.clone().zip(&self.marks).map(start).collect();
         self.engine = Some(Engine::new(self.plan.clone(), self.parts.work.clone(), &starts, self.tuning())?);
         Ok(())
@@ -338,7 +345,7 @@ impl Loader {
         mixture.retain(|(step, _)| *step != from_step);
         mixture.push((from_step, weights));
         mixture.sort_by_key(|(step, _)| *step);
-        let plan = run_plan(&self.parts.recipe, &self.sources, &self.windows, &self.schedule, &mixture)?;
+        let plan = run_plan(&self.parts, &self.sources, &self.windows, &self.schedule, &mixture)?;
         (self.plan, self.mixture) = (Arc::new(plan), mixture);
         self.stop();
         self.finite = None;
@@ -364,14 +371,20 @@ impl Loader {
             let (size, ranks) = (self.rank.microbatch(), self.options.ranks);
             if within.size != size || within.ranks != ranks {
                 let shown = |s: Option<u64>| s.map_or("whole steps".into(), |s| format!("microbatches of {s}"));
-                return Err(Error::new(Status::Refused, format!(
-                    "this checkpoint was taken within step {} ({} on {} ranks), after microbatch {}; open it with the same, or save at a step's end",
-                    was.step, shown(within.size), within.ranks, within.microbatch
-                )));
+                return Err(Error::new(
+                    Status::Refused,
+                    format!(
+                        "this checkpoint was taken within step {} ({} on {} ranks), after microbatch {}; open it with the same, or save at a step's end",
+                        was.step,
+                        shown(within.size),
+                        within.ranks,
+                        within.microbatch
+                    ),
+                ));
             }
         }
         let marks = self.rank.lanes.clone().map(|lane| checkpoint.lane(lane)).collect::<Result<Vec<_>>>()?;
-        let plan = Arc::new(run_plan(&self.parts.recipe, &self.sources, &self.windows, &self.schedule, &was.mixture)?);
+        let plan = Arc::new(run_plan(&self.parts, &self.sources, &self.windows, &self.schedule, &was.mixture)?);
         self.stop();
         if was.mixture != self.mixture {
             self.finite = None;
@@ -388,28 +401,33 @@ impl Loader {
         if let Some(steps) = self.steps()?.filter(|steps| step > *steps) {
             return Err(Error::invalid(format!("step {step} lies beyond the stream's end: it has {steps} steps")));
         }
-        let lengths = match &self.finite {
-            Some(finite) => Some(finite.lengths.clone()),
-            None => self.parts.cached_lengths(&self.options)?,
+        let outline: Option<Arc<dyn Work>> = match &self.finite {
+            Some(finite) => Some(finite.outline.clone()),
+            None if !self.parts.operators.is_empty() => None,
+            None => self.parts.cached_lengths(&self.options)?.map(|lengths| lengths as Arc<dyn Work>),
         };
         let behind = step < self.step || (step == self.step && self.microbatch > 0);
         let marks = match (behind, &self.marks) {
             (true, _) => self.rank.lanes.clone().map(|lane| (self.plan.first_anchor(lane), 0)).collect(),
             (false, marks) => marks.clone(),
         };
-        let work: Arc<dyn Work> = match lengths {
-            Some(lengths) => lengths,
+        let work: Arc<dyn Work> = match outline {
+            Some(outline) => outline,
             None => {
-                tracing::info!("seeking step {step} by making every row from step {}; token counts (laneway index --tokens) make it quick", if behind { 0 } else { self.step });
+                tracing::info!(
+                    "seeking step {step} by making every row from step {}; token counts (laneway index --tokens) make it quick",
+                    if behind { 0 } else { self.step }
+                );
                 self.parts.work.clone()
             }
         };
         let to = self.schedule.rows_before(step);
         let finite = self.finite.clone();
         let rows = |lane: u32| finite.as_ref().map(|f| f.deal.rows(lane));
-        let starts: Vec<LaneStart> = self.rank.lanes.clone().zip(marks).map(|(lane, m)| LaneStart { lane, anchor: Some(m), rows: rows(lane) }).collect();
+        let starts: Vec<LaneStart> =
+            self.rank.lanes.clone().zip(marks).map(|(lane, m)| LaneStart { lane, anchor: Some(m), rows: rows(lane) }).collect();
         self.stop();
-        self.marks = run_to(&self.plan, work, &starts, to, self.tuning())?;
+        self.marks = run_to(&self.plan, work, &starts, to, self.tuning(), &self.options.stop)?;
         (self.step, self.microbatch) = (step, 0);
         Ok(())
     }
@@ -432,7 +450,8 @@ impl Loader {
     }
 
     fn meta(&self) -> Meta {
-        let within = (self.microbatch > 0).then_some(WithinStep { microbatch: self.microbatch, size: self.rank.microbatch(), ranks: self.options.ranks });
+        let within =
+            (self.microbatch > 0).then_some(WithinStep { microbatch: self.microbatch, size: self.rank.microbatch(), ranks: self.options.ranks });
         Meta {
             version: VERSION,
             step: self.step,
@@ -448,17 +467,21 @@ impl Loader {
     /// What is known of the stream's end, counted if need be; `None` if it has none.
     fn finite(&mut self) -> Result<Option<Finite>> {
         if self.finite.is_none() && self.parts.recipe.is_finite() {
-            let lengths = self.parts.lengths(&self.options)?;
+            let outline: Arc<dyn Work> = match self.parts.operators.is_empty() {
+                true => self.parts.lengths(&self.options)?,
+                false => self.parts.work.clone(),
+            };
             let mut plan = (*self.plan).clone();
             // Windows only order rows; without them a lane's last rows need not wait for their window to be full.
             plan.windows = Windows::new(0, self.schedule.lanes());
             let lanes = self.schedule.lanes();
             let starts: Vec<LaneStart> = (0..lanes).map(|lane| LaneStart { lane, anchor: None, rows: None }).collect();
             let tuning = Tuning { rows_ahead: 64, task_bytes: 1 << 20, ..self.tuning() };
-            let engine = Engine::new(Arc::new(plan), lengths.clone(), &starts, tuning)?;
+            let engine = Engine::new(Arc::new(plan), outline.clone(), &starts, tuning)?;
             let count = |slot: usize| -> Result<u64> {
                 let mut rows = 0;
                 while engine.next(slot, None)?.is_some() {
+                    self.options.stop.check()?;
                     rows += 1;
                 }
                 Ok(rows)
@@ -467,17 +490,29 @@ impl Loader {
             let deal = Arc::new(Deal::new(&self.schedule, rows, self.parts.recipe.batch.tail));
             if deal.steps() == 0 {
                 let (rows, batch) = ((0..lanes).map(|l| deal.rows(l)).sum::<u64>(), self.schedule.global_batch(0));
-                return Err(Error::new(Status::Data, format!("the datasets fill {rows} rows, which is less than one global batch of {batch}; lower global_batch, set batch.tail = \"pad\", or let a dataset repeat")));
+                return Err(Error::new(
+                    Status::Data,
+                    format!(
+                        "the datasets fill {rows} rows, which is less than one global batch of {batch}; lower global_batch, set batch.tail = \"pad\", or let a dataset repeat"
+                    ),
+                ));
             }
             tracing::info!("the stream has {} steps; {} rows are padded and {} dropped", deal.steps(), deal.padded(), deal.dropped());
-            self.finite = Some(Finite { deal, lengths });
+            self.finite = Some(Finite { deal, outline });
         }
         Ok(self.finite.clone())
     }
 }
 
 /// The plan of a run whose weights were changed along the way.
-fn run_plan(recipe: &Recipe, sources: &Arc<Vec<SourcePlan>>, windows: &Windows, schedule: &BatchSchedule, mixture: &[(u64, Vec<f64>)]) -> Result<RunPlan> {
+fn run_plan(
+    parts: &Parts,
+    sources: &Arc<Vec<SourcePlan>>,
+    windows: &Windows,
+    schedule: &BatchSchedule,
+    mixture: &[(u64, Vec<f64>)],
+) -> Result<RunPlan> {
+    let recipe = &parts.recipe;
     let mut weights: Vec<(u64, Weights)> = Vec::new();
     let mut by_step: BTreeMap<u64, Weights> = recipe.weights()?.into_iter().collect();
     for (step, values) in mixture {
@@ -502,11 +537,12 @@ fn run_plan(recipe: &Recipe, sources: &Arc<Vec<SourcePlan>>, windows: &Windows, 
         pack: recipe.pack.clone(),
         domains: recipe.domains(),
         windows: windows.clone(),
+        operators: parts.operators.clone(),
     })
 }
 
 /// Runs lanes until `to` rows of each have been delivered, or it ends, and says where they are then.
-fn run_to(plan: &Arc<RunPlan>, work: Arc<dyn Work>, starts: &[LaneStart], to: u64, tuning: Tuning) -> Result<Vec<(Arc<[u8]>, u64)>> {
+fn run_to(plan: &Arc<RunPlan>, work: Arc<dyn Work>, starts: &[LaneStart], to: u64, tuning: Tuning, stop: &Stop) -> Result<Vec<(Arc<[u8]>, u64)>> {
     let engine = Engine::new(plan.clone(), work, starts, Tuning { rows_ahead: 0, ..tuning })?;
     let mut marks: Vec<(Arc<[u8]>, u64)> = Vec::with_capacity(starts.len());
     for start in starts {
@@ -515,6 +551,7 @@ fn run_to(plan: &Arc<RunPlan>, work: Arc<dyn Work>, starts: &[LaneStart], to: u6
     engine.want_all(to)?;
     for (slot, mark) in marks.iter_mut().enumerate() {
         while engine.delivered(slot)? < to {
+            stop.check()?;
             let Some(row) = engine.next(slot, None)? else { break };
             *mark = (row.anchor, row.taken);
         }

@@ -2,9 +2,9 @@
 
 use super::lengths::{Counted, Lengths, LengthsWork, lengths};
 use super::{Options, Progress};
-use crate::base::Result;
+use crate::base::{Error, Result};
 use crate::data::{Dataset, OpenOptions, user_cache};
-use crate::pipeline::{DataIdentity, Function, TextWork, Work, tokenize};
+use crate::pipeline::{DataIdentity, Function, OperatorMaker, TextWork, Work, tokenize};
 use crate::plan::Span;
 use crate::recipe::Recipe;
 use std::path::{Path, PathBuf};
@@ -32,6 +32,8 @@ pub struct Parts {
     pub sources: Arc<[Source]>,
     /// Makes tokens of documents.
     pub work: Arc<dyn Work>,
+    /// Between documents and rows.
+    pub operators: Vec<OperatorMaker>,
     /// The tokenizer's fingerprint.
     pub tokenizer: u64,
     /// Which engine tokenizes, and why.
@@ -47,11 +49,18 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Opens a recipe's datasets and its tokenizer.
-    pub fn open(mut recipe: Recipe, options: &Options, functions: &[Function]) -> Result<Parts> {
-        recipe.functions = functions.iter().map(|f| f.name.clone()).collect();
+    /// Opens a recipe's datasets and its tokenizer. A recipe that names functions is given those, in any order; one that
+    /// names none takes those that are given, in this order.
+    pub fn open(recipe: Recipe, options: &Options, functions: &[Function]) -> Result<Parts> {
+        Parts::open_with(recipe, options, functions, &[])
+    }
+
+    /// The same, with operators between documents and rows, whose names the recipe lists behind those of functions.
+    pub fn open_with(mut recipe: Recipe, options: &Options, functions: &[Function], operators: &[OperatorMaker]) -> Result<Parts> {
+        let (functions, operators) = in_order(&mut recipe, functions, operators)?;
         recipe.check()?;
-        let datasets: Vec<Dataset> = recipe.datasets.iter().map(|d| Dataset::open(&d.spec, &open_options(&d.spec.name, options))).collect::<Result<_>>()?;
+        let datasets: Vec<Dataset> =
+            recipe.datasets.iter().map(|d| Dataset::open(&d.spec, &open_options(&d.spec.name, options))).collect::<Result<_>>()?;
         let tokenizer = load_tokenizer(&recipe, options)?;
         let base = base_key(&recipe, tokenizer.fingerprint());
         let source = |dataset: &Dataset| Source {
@@ -65,11 +74,14 @@ impl Parts {
         let counted = datasets.clone();
         Ok(Parts {
             sources,
-            work: Arc::new(TextWork::new(datasets.clone(), tokenizer.clone(), functions.to_vec())),
+            work: Arc::new(TextWork::new(datasets.clone(), tokenizer.clone(), functions)),
+            operators,
             tokenizer: tokenizer.fingerprint(),
             tokenizer_engine: match tokenizer.engine() {
                 tokenize::Engine::Fast { doubtful: 0 } => "fast".into(),
-                tokenize::Engine::Fast { doubtful } => format!("fast, but for documents with any of {doubtful} characters on which the engines differ"),
+                tokenize::Engine::Fast { doubtful } => {
+                    format!("fast, but for documents with any of {doubtful} characters on which the engines differ")
+                }
                 tokenize::Engine::Reference(why) => format!("reference: {why}"),
             },
             pad_token_id: pad,
@@ -99,20 +111,43 @@ impl Parts {
 
     fn counted(&self, options: &Options, work: &dyn Work) -> Result<Arc<LengthsWork>> {
         let groups: Vec<Vec<(u64, u32)>> = self.sources.iter().map(|s| s.spans.iter().map(|g| (g.first, g.documents)).collect()).collect();
-        let counted: Vec<Counted<'_>> = self.sources.iter().zip(&groups).enumerate().map(|(source, (s, groups))| Counted { source, groups, key: s.lengths_key }).collect();
+        let counted: Vec<Counted<'_>> =
+            self.sources.iter().zip(&groups).enumerate().map(|(source, (s, groups))| Counted { source, groups, key: s.lengths_key }).collect();
         let told = Mutex::new(0u64);
         let progress = |done: u64, total: u64| {
-            let Some(tell) = &options.progress else { return };
+            options.stop.check()?;
+            let Some(tell) = &options.progress else { return Ok(()) };
             // About a hundred times in all.
             let mut last = told.lock().unwrap_or_else(|e| e.into_inner());
             if done * 100 / total.max(1) > *last || done == total {
                 *last = done * 100 / total.max(1);
                 tell(&Progress { what: "count tokens".into(), done, total });
             }
+            Ok(())
         };
         let sources: Vec<Arc<Lengths>> = lengths(work, &counted, options.threads, cache_dir(options).as_deref(), &progress)?;
+        options.stop.check()?;
         Ok(Arc::new(LengthsWork { sources }))
     }
+}
+
+/// Functions and operators in the order of their names in the recipe.
+fn in_order(recipe: &mut Recipe, functions: &[Function], operators: &[OperatorMaker]) -> Result<(Vec<Function>, Vec<OperatorMaker>)> {
+    let names: Vec<String> = functions.iter().map(|f| f.name.clone()).chain(operators.iter().map(|o| o.name.clone())).collect();
+    if recipe.functions.is_empty() {
+        recipe.functions = names;
+        return Ok((functions.to_vec(), operators.to_vec()));
+    }
+    if let Some(extra) = names.iter().find(|name| !recipe.functions.contains(name)) {
+        return Err(Error::invalid(format!("function '{extra}' was given, and the recipe names {}", recipe.functions.join(", "))));
+    }
+    if let Some(missing) = recipe.functions.iter().find(|name| !names.contains(name)) {
+        let hint = "it was written for a program that gives it";
+        return Err(Error::invalid(format!("the recipe names the function '{missing}', which was not given; {hint}")));
+    }
+    let functions = recipe.functions.iter().filter_map(|name| functions.iter().find(|f| f.name == *name).cloned()).collect();
+    let operators = recipe.functions.iter().filter_map(|name| operators.iter().find(|o| o.name == *name).cloned()).collect();
+    Ok((functions, operators))
 }
 
 const NOT_COUNTED: &str = "not counted";
@@ -122,7 +157,7 @@ struct NotCounted;
 
 impl Work for NotCounted {
     fn worker(&self) -> Result<Box<dyn crate::pipeline::Worker>> {
-        Err(crate::base::Error::invalid(NOT_COUNTED))
+        Err(Error::invalid(NOT_COUNTED))
     }
 }
 
@@ -133,16 +168,23 @@ fn cache_dir(options: &Options) -> Option<PathBuf> {
 fn open_options(name: &str, options: &Options) -> OpenOptions {
     let what = format!("index {name}");
     let progress = options.progress.clone().map(|tell| {
-        let told: crate::data::ProgressFn = Arc::new(move |p: crate::data::Progress| tell(&Progress { what: what.clone(), done: p.done_bytes, total: p.total_bytes }));
+        let told: crate::data::ProgressFn =
+            Arc::new(move |p: crate::data::Progress| tell(&Progress { what: what.clone(), done: p.done_bytes, total: p.total_bytes }));
         told
     });
-    OpenOptions { cache_dir: options.cache_dir.clone(), threads: options.threads, memory_budget: options.memory_budget, progress }
+    OpenOptions {
+        cache_dir: options.cache_dir.clone(),
+        threads: options.threads,
+        memory_budget: options.memory_budget,
+        progress,
+        stop: options.stop.clone(),
+    }
 }
 
 fn load_tokenizer(recipe: &Recipe, options: &Options) -> Result<tokenize::Tokenizer> {
     let t = &recipe.tokenizer;
     let wanted = tokenize::TokenizerOptions {
-        special: tokenize::Special::from_name(t.special_tokens.name())?,
+        special: t.special_tokens,
         parse_special: t.parse_special,
         bos_token: t.bos_token.clone(),
         eos_token: t.eos_token.clone(),

@@ -300,7 +300,15 @@ mod tests {
     #[test]
     fn memory_is_used_again() {
         let buffers = Arc::new(Buffers::default());
-        let make = || Batch::new(0, (0, 1), vec![BatchRow { of: None, pieces: vec![piece(0, &[1, 2])] }], BatchShape { length: 4, pad_token_id: 0, labels_across_documents: false }, buffers.clone());
+        let make = || {
+            Batch::new(
+                0,
+                (0, 1),
+                vec![BatchRow { of: None, pieces: vec![piece(0, &[1, 2])] }],
+                BatchShape { length: 4, pad_token_id: 0, labels_across_documents: false },
+                buffers.clone(),
+            )
+        };
         let first = make().input_ids().as_ptr() as usize;
         let second = make();
         assert_eq!((second.input_ids().as_ptr() as usize, second.input_ids()), (first, &[1, 2, 0, 0][..]));

@@ -159,7 +159,11 @@ impl Checkpoint {
     /// A lane's anchor and the rows of its window that were delivered.
     pub fn lane(&self, lane: u32) -> Result<(Arc<[u8]>, u64)> {
         let Some(entry) = self.lanes.get(&lane) else {
-            let message = format!("the checkpoint holds no state of lane {lane} (it has {} of {} lanes); load the checkpoints of all ranks together", self.lanes.len(), self.meta.lanes);
+            let message = format!(
+                "the checkpoint holds no state of lane {lane} (it has {} of {} lanes); load the checkpoints of all ranks together",
+                self.lanes.len(),
+                self.meta.lanes
+            );
             return Err(Error::new(Status::NotFound, message));
         };
         let mut reader = Reader::new(entry);
@@ -265,7 +269,7 @@ fn base64(bytes: &[u8]) -> String {
 
 fn unbase64(text: &str) -> Option<Vec<u8>> {
     let digits = text.trim_end_matches('=').as_bytes();
-    if text.len() % 4 != 0 || text.len() - digits.len() > 2 {
+    if !text.len().is_multiple_of(4) || text.len() - digits.len() > 2 {
         return None;
     }
     let mut out = Vec::with_capacity(digits.len() * 3 / 4);
@@ -307,7 +311,10 @@ mod tests {
         assert_eq!(whole.lane(3).unwrap(), (vec![39u8; 3].into(), 300));
         let part = |keep: fn(&u32) -> bool| Checkpoint { lanes: whole.lanes.clone().into_iter().filter(|(l, _)| keep(l)).collect(), ..whole.clone() };
         let mut merged = part(|l| l % 2 == 0);
-        assert_eq!(merged.lane(3).unwrap_err().message, "the checkpoint holds no state of lane 3 (it has 10 of 20 lanes); load the checkpoints of all ranks together");
+        assert_eq!(
+            merged.lane(3).unwrap_err().message,
+            "the checkpoint holds no state of lane 3 (it has 10 of 20 lanes); load the checkpoints of all ranks together"
+        );
         merged.merge(part(|l| l % 2 == 1)).unwrap();
         assert_eq!(merged, whole);
         let mut later = whole.clone();
@@ -343,14 +350,20 @@ mod tests {
         };
         assert_eq!(check(|_| ()), Ok(()));
         assert!(check(|m| m.recipe.insert("seed".into(), "43".into()).map_or((), drop)).unwrap_err().contains("seed is 43 now and was 42"));
-        assert!(check(|m| m.data = vec![DataIdentity::new("wiki", 98, &[1, 5, 3])]).unwrap_err().contains("'wiki' is not what it was: a file was changed, renamed or moved in the order, first at b.jsonl"));
+        assert!(
+            check(|m| m.data = vec![DataIdentity::new("wiki", 98, &[1, 5, 3])])
+                .unwrap_err()
+                .contains("'wiki' is not what it was: a file was changed, renamed or moved in the order, first at b.jsonl")
+        );
         assert!(check(|m| m.data = vec![DataIdentity::new("wiki", 98, &[1, 2, 3, 4])]).unwrap_err().contains("had 3 files and now has 4"));
         assert!(check(|m| m.tokenizer = "00fe".into()).unwrap_err().contains("tokenizer"));
     }
 
     #[test]
     fn base64_is_the_standard_one() {
-        for (bytes, text) in [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg=="), ("fooba", "Zm9vYmE="), ("foobar", "Zm9vYmFy")] {
+        for (bytes, text) in
+            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg=="), ("fooba", "Zm9vYmE="), ("foobar", "Zm9vYmFy")]
+        {
             assert_eq!((base64(bytes.as_bytes()), unbase64(text)), (text.to_string(), Some(bytes.as_bytes().to_vec())));
         }
         assert!(unbase64("Zg=").is_none() && unbase64("Z!==").is_none() && unbase64("====").is_none());

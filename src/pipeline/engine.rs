@@ -4,7 +4,8 @@
 //! made the rows that are wanted or has to wait for a task. Whoever finishes a task that a lane waits for runs the lane.
 //! Locks are taken in one order only, a lane's before the queue's or a task's, so they cannot wait for each other.
 
-use super::lane::{Ahead, Lane, LaneCounts, LaneRow, LaneStart, Progress, RunPlan};
+use super::lane::{Lane, LaneCounts, LaneRow, Progress};
+use super::run::{Ahead, LaneStart, RunPlan};
 use super::work::{Made, Request, Task, Work, Worker};
 use crate::base::{Error, Result, Status};
 use std::collections::VecDeque;
@@ -161,7 +162,10 @@ impl Engine {
             }
             let now = Instant::now();
             if deadline.is_some_and(|d| d <= now) {
-                return Err(Error::new(Status::Timeout, format!("lane {}: row {} was not ready in time; call again", runner.lane.lane, runner.lane.delivered())));
+                return Err(Error::new(
+                    Status::Timeout,
+                    format!("lane {}: row {} was not ready in time; call again", runner.lane.lane, runner.lane.delivered()),
+                ));
             }
             if self.shared.inline {
                 drop(runner);
@@ -207,7 +211,10 @@ impl Engine {
             return Ok(());
         }
         let hint = "open a new one here, or start workers by spawn";
-        Err(Error::new(Status::Forked, format!("this loader belongs to process {}, and its threads do not exist in a forked child; {hint}", self.process)))
+        Err(Error::new(
+            Status::Forked,
+            format!("this loader belongs to process {}, and its threads do not exist in a forked child; {hint}", self.process),
+        ))
     }
 }
 

@@ -96,9 +96,11 @@ fn a_lane_resumed_after_any_row_gives_the_same_rows_and_the_same_anchors() {
 
 #[test]
 fn every_document_is_taken_once_an_epoch() {
-    for setup in setups().into_iter().filter(|s| s.algorithm != Algorithm::FirstFit && s.algorithm != Algorithm::BestFit && s.algorithm != Algorithm::None) {
+    for setup in
+        setups().into_iter().filter(|s| s.algorithm != Algorithm::FirstFit && s.algorithm != Algorithm::BestFit && s.algorithm != Algorithm::None)
+    {
         let all: Vec<LaneStart> = (0..4).map(start).collect();
-        let mut counts = vec![vec![0u32; 400], vec![0; 90], vec![0; 3]];
+        let mut counts = [vec![0u32; 400], vec![0; 90], vec![0; 3]];
         for row in run(&setup, &all, 600, TUNINGS[2]).iter().flatten() {
             row.pieces.iter().filter(|p| p.start == 0).for_each(|p| counts[usize::from(p.source)][p.document as usize] += 1);
         }

@@ -1,73 +1,19 @@
 //! One lane: whose turn it is, which row a document goes to, windows of rows, and anchors. All of it is serial and the
 //! same whenever it runs; it stops where it would have to wait, and goes on from there.
 
-use super::codec::{Reader, put, put_signed};
-use super::pack::{Packer, Piece, Row, Tokens};
-use super::shuffle::Windows;
+mod anchor;
+
+use super::operator::Operators;
+use super::pack::{Packer, Piece, Row};
+use super::run::{Ahead, LaneStart, RunPlan};
 use super::stream::{Head, LeftOut, Stream};
-use super::work::{Fate, Task};
+use super::work::Task;
 use crate::base::{Error, Result, Status};
-use crate::plan::{Cursor, Mixer, MixerState, SourcePlan, Unit, Weights};
-use crate::recipe::{Exhausted, LongDocuments, PackRecipe};
-use std::collections::{HashMap, VecDeque};
+use crate::plan::{Cursor, Mixer, Unit};
+use crate::recipe::{Exhausted, LongDocuments};
+use anchor::Fetch;
+use std::collections::VecDeque;
 use std::sync::Arc;
-
-/// What all lanes of a run have in common.
-#[derive(Clone)]
-pub struct RunPlan {
-    /// Of turns.
-    pub seed: u64,
-    /// Of rows.
-    pub shuffle_seed: u64,
-    /// What shares count.
-    pub unit: Unit,
-    /// Names of the sources, for messages.
-    pub names: Vec<String>,
-    /// Their documents, dealt to lanes.
-    pub sources: Arc<Vec<SourcePlan>>,
-    /// What becomes of a source's share at its end.
-    pub exhausted: Vec<Exhausted>,
-    /// Weights, and the row from which each holds: turns after that row was packed. The first from row 0 on.
-    pub weights: Vec<(u64, Weights)>,
-    /// How documents become rows.
-    pub pack: PackRecipe,
-    /// Of each source, which others it may share a row with.
-    pub domains: Vec<u16>,
-    /// How rows fall into windows.
-    pub windows: Windows,
-}
-
-impl RunPlan {
-    /// The anchor of a lane's beginning.
-    pub fn first_anchor(self: &Arc<RunPlan>, lane: u32) -> Arc<[u8]> {
-        Lane::at_beginning(0, self.clone(), Ahead { task_bytes: 1, lane_bytes: 1 }, lane).anchor()
-    }
-
-    /// The weights in force for a turn taken when `rows` rows have been packed.
-    fn weights_after(&self, rows: u64) -> usize {
-        self.weights.partition_point(|(row, _)| *row == 0 || *row < rows) - 1
-    }
-}
-
-/// How far a lane's documents are made ahead. It changes no byte.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Ahead {
-    /// Text of one task.
-    pub task_bytes: u64,
-    /// Text on its way or ready, for all sources of the lane together.
-    pub lane_bytes: u64,
-}
-
-/// Where a lane starts.
-#[derive(Clone, Debug)]
-pub struct LaneStart {
-    /// Its number.
-    pub lane: u32,
-    /// An anchor to start from, and rows of its window that were delivered already; `None`: the lane's start.
-    pub anchor: Option<(Arc<[u8]>, u64)>,
-    /// The lane's rows in all, if it ends.
-    pub rows: Option<u64>,
-}
 
 /// How a lane's work has ended for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,6 +82,9 @@ pub(super) struct Lane {
     /// Per source: documents wanted ahead, and at once.
     demand: Vec<(usize, usize)>,
     streams: Vec<Stream>,
+    /// By tokens: the size of each source's next document.
+    next: Vec<u64>,
+    operators: Operators,
     packer: Packer,
     fetch: Fetch,
     windows: VecDeque<Window>,
@@ -159,9 +108,11 @@ impl Lane {
         Ok(lane)
     }
 
-    fn at_beginning(slot: usize, plan: Arc<RunPlan>, ahead: Ahead, lane: u32) -> Lane {
+    pub(super) fn at_beginning(slot: usize, plan: Arc<RunPlan>, ahead: Ahead, lane: u32) -> Lane {
         let mixer = Mixer::new(plan.unit, plan.seed, lane, &plan.weights[0].1);
+        let next = vec![0; plan.sources.len()];
         let streams = (0..plan.sources.len()).map(|i| Stream::new(i, lane, Cursor::default())).collect();
+        let operators = Operators::new(&plan.operators, lane);
         let packer = Packer::new(&plan.pack, plan.domains.clone());
         let mut lane = Lane {
             lane,
@@ -172,6 +123,8 @@ impl Lane {
             weights: 0,
             demand: Vec::new(),
             streams,
+            next,
+            operators,
             packer,
             fetch: Fetch::default(),
             windows: VecDeque::new(),
@@ -217,8 +170,13 @@ impl Lane {
             }
             if let Some(row) = self.packer.pop() {
                 self.add(row);
+            } else if let Some(piece) = self.operators.pop() {
+                self.packer.push(piece);
             } else if self.ended {
-                return Ok(Progress::Finished);
+                if self.packer.is_flushing() {
+                    return Ok(Progress::Finished);
+                }
+                self.packer.flush();
             } else if !self.turn(tasks)? {
                 return Ok(Progress::Waiting);
             }
@@ -272,27 +230,26 @@ impl Lane {
         self.ask(tasks);
         let longest = if self.plan.pack.long_documents() == LongDocuments::Drop { self.plan.pack.max_length } else { u32::MAX };
         let counted = if self.plan.pack.long_documents() == LongDocuments::Truncate { self.plan.pack.max_length } else { u32::MAX };
-        let mut next = vec![0; self.streams.len()];
         let source = match self.plan.unit {
             Unit::Samples => {
-                let Some(source) = self.mixer.turn(&[]) else { return Ok(self.end()) };
+                let Some(source) = self.mixer.turn(&[]) else { return self.end() };
                 match self.head(source, longest, tasks)? {
                     Head::Ready(_) => source,
                     Head::Waiting => return Ok(false),
-                    Head::Ended => return Ok(self.exhausted(source)),
+                    Head::Ended => return self.exhausted(source),
                 }
             }
             Unit::Tokens => {
-                for source in 0..next.len() {
+                for source in 0..self.streams.len() {
                     if self.mixer.takes_turns(source) {
                         match self.head(source, longest, tasks)? {
-                            Head::Ready(tokens) => next[source] = u64::from(tokens.min(counted)),
+                            Head::Ready(tokens) => self.next[source] = u64::from(tokens.min(counted)),
                             Head::Waiting => return Ok(false),
-                            Head::Ended => return Ok(self.exhausted(source)),
+                            Head::Ended => return self.exhausted(source),
                         }
                     }
                 }
-                let Some(source) = self.mixer.turn(&next) else { return Ok(self.end()) };
+                let Some(source) = self.mixer.turn(&self.next) else { return self.end() };
                 source
             }
         };
@@ -304,7 +261,12 @@ impl Lane {
         self.mixer.take(source, u64::from(len));
         self.counts.documents += 1;
         self.counts.tokens += u64::from(len);
-        self.packer.push(Piece { source: source as u16, document: taken.document, start: 0, len, tokens: taken.tokens });
+        let piece = Piece { source: source as u16, document: taken.document, start: 0, len, tokens: taken.tokens };
+        if self.operators.is_empty() {
+            self.packer.push(piece)
+        } else {
+            self.operators.push(piece)?
+        }
         Ok(true)
     }
 
@@ -318,10 +280,13 @@ impl Lane {
             let most = plan.documents() * 2 + 4096;
             if stream.barren > most {
                 let (name, left) = (&self.plan.names[source], stream.left_out);
-                return Err(Error::new(Status::Data, format!(
-                    "dataset '{name}' keeps nothing: lane {} has passed {} documents in a row ({} empty, {} filtered, {} unreadable, {} longer than {} tokens); give it weight 0 or change what leaves them out",
-                    self.lane, stream.barren, left.empty, left.filtered, left.skipped, left.dropped, self.plan.pack.max_length
-                )));
+                return Err(Error::new(
+                    Status::Data,
+                    format!(
+                        "dataset '{name}' keeps nothing: lane {} has passed {} documents in a row ({} empty, {} filtered, {} unreadable, {} longer than {} tokens); give it weight 0 or change what leaves them out",
+                        self.lane, stream.barren, left.empty, left.filtered, left.skipped, left.dropped, self.plan.pack.max_length
+                    ),
+                ));
             }
             if !matches!(head, Head::Waiting) || !stream.needs_asking() {
                 return Ok(head);
@@ -332,20 +297,23 @@ impl Lane {
     }
 
     /// A source has no more documents. Always `true`: whatever follows, there is nothing to wait for.
-    fn exhausted(&mut self, source: usize) -> bool {
+    fn exhausted(&mut self, source: usize) -> Result<bool> {
         let goes_on = match self.plan.exhausted[source] {
             Exhausted::Redistribute => self.mixer.remove(source),
             // A source that repeats never comes here.
             Exhausted::Stop | Exhausted::Repeat => false,
         };
-        if goes_on { self.set_demand() } else { self.end(); }
-        true
+        if !goes_on {
+            return self.end();
+        }
+        self.set_demand();
+        Ok(true)
     }
 
-    fn end(&mut self) -> bool {
+    fn end(&mut self) -> Result<bool> {
         self.ended = true;
-        self.packer.flush();
-        true
+        self.operators.flush()?;
+        Ok(true)
     }
 
     /// What is done with a document of more tokens than a row: how many are kept.
@@ -388,123 +356,5 @@ impl Lane {
             (wanted, ((self.ahead.task_bytes as f64 / mean(i)) as usize).clamp(1, wanted))
         };
         self.demand = (0..parts.len()).map(demand).collect();
-    }
-
-    /// The lane's state before its next row, as pointers.
-    pub fn anchor(&self) -> Arc<[u8]> {
-        let mut out = Vec::with_capacity(64);
-        put(&mut out, self.plan.windows.of_row(self.made) << 1 | u64::from(self.ended));
-        let MixerState { balance, gone } = self.mixer.state();
-        // Balances add up to 0: the last need not be written.
-        balance.iter().rev().skip(1).rev().for_each(|b| put_signed(&mut out, *b));
-        let ended: Vec<usize> = (0..gone.len()).filter(|i| gone[*i]).collect();
-        put(&mut out, ended.len() as u64);
-        ended.iter().for_each(|i| put(&mut out, *i as u64));
-        for stream in &self.streams {
-            put(&mut out, stream.cursor().round);
-            put(&mut out, u64::from(stream.cursor().index));
-        }
-        self.packer.save(&mut out);
-        out.into()
-    }
-
-    /// Takes up an anchor, of whose window `taken` rows have been delivered.
-    fn restore(&mut self, anchor: &Arc<[u8]>, taken: u64) -> Result<()> {
-        let mut from = Reader::new(anchor);
-        let head = from.get()?;
-        let (window, ended) = (head >> 1, head & 1 == 1);
-        let sources = self.streams.len();
-        let mut balance: Vec<i64> = (1..sources).map(|_| from.get_signed()).collect::<Result<_>>()?;
-        balance.push(balance.iter().fold(0i64, |sum, b| sum.wrapping_sub(*b)));
-        let mut gone = vec![false; sources];
-        for _ in 0..from.get_count()? {
-            gone[from.get_below(sources)?] = true;
-        }
-        for source in 0..sources {
-            let cursor = Cursor { round: from.get()?, index: from.get_u32()? };
-            self.streams[source] = Stream::new(source, self.lane, cursor);
-        }
-        self.packer.load(&mut from)?;
-        from.finish()?;
-        self.made = self.plan.windows.start(window);
-        self.ended = ended;
-        self.weights = self.plan.weights_after(self.made);
-        let weights = &self.plan.weights[self.weights].1;
-        self.mixer = Mixer::restore(self.plan.unit, self.plan.seed, self.lane, weights, &MixerState { balance, gone });
-        self.set_demand();
-        let left = self.rows.map_or(u64::MAX, |rows| rows.saturating_sub(self.made));
-        let size = self.plan.windows.size(window).min(left);
-        if taken > size {
-            return Err(Error::new(Status::Corrupt, format!("its state says that {taken} rows of a window of {size} were delivered")));
-        }
-        self.open_window(taken as usize);
-        // Exactly the anchor that was given, so that saving again gives the same.
-        self.windows[0].anchor = anchor.clone();
-        self.delivered = self.made + taken;
-        self.fetch();
-        Ok(())
-    }
-}
-
-/// Documents that the packer held at an anchor, and that are made again.
-#[derive(Default)]
-struct Fetch {
-    tasks: VecDeque<Arc<Task>>,
-    /// By source and number: tokens, and how many.
-    made: HashMap<(usize, u64), (Tokens, u32)>,
-}
-
-impl Lane {
-    /// Makes a task of each few documents that the packer's pieces point to.
-    fn fetch(&mut self) {
-        let mut wanted: Vec<(usize, u64)> = self.packer.pieces().map(|p| (usize::from(p.source), p.document)).collect();
-        wanted.sort_unstable();
-        wanted.dedup();
-        for of_one in wanted.chunk_by(|a, b| a.0 == b.0) {
-            let source = of_one[0].0;
-            for some in of_one.chunks(self.demand[source].1) {
-                let documents = some.iter().map(|(_, d)| *d).collect();
-                self.fetch.tasks.push_back(Task::new(self.slot, source, documents, Vec::new(), None));
-            }
-        }
-    }
-
-    /// Tasks that a restored lane needs before anything else.
-    pub fn first_tasks(&self) -> Vec<Arc<Task>> {
-        self.fetch.tasks.iter().cloned().collect()
-    }
-
-    /// Whether all fetched documents are there; then the packer's pieces have their tokens.
-    fn fetched(&mut self) -> Result<bool> {
-        if self.fetch.tasks.is_empty() {
-            return Ok(true);
-        }
-        while let Some(task) = self.fetch.tasks.front() {
-            let Some(made) = task.take() else { return Ok(false) };
-            let mut made = made?;
-            let tokens = std::mem::take(&mut made.tokens);
-            let tokens = if tokens.is_empty() { None } else { Some(Arc::new(tokens)) };
-            for (i, document) in task.documents.iter().enumerate() {
-                let (range, kept) = (made.range(i), made.fate(i) == Fate::Kept);
-                let tokens = tokens.as_ref().map_or_else(Tokens::default, |t| Tokens::new(t.clone(), range.start));
-                self.fetch.made.insert((task.source, *document), (tokens, if kept { range.len() as u32 } else { 0 }));
-            }
-            self.fetch.tasks.pop_front();
-        }
-        let fetch = std::mem::take(&mut self.fetch);
-        for piece in self.packer.pieces() {
-            let (tokens, len) = &fetch.made[&(usize::from(piece.source), piece.document)];
-            if piece.start.checked_add(piece.len).is_none_or(|end| end > *len) {
-                let name = &self.plan.names[usize::from(piece.source)];
-                let (document, start, end) = (piece.document, piece.start, u64::from(piece.start) + u64::from(piece.len));
-                return Err(Error::new(Status::Data, format!(
-                    "lane {}: the checkpoint holds tokens {start}..{end} of document {document} of dataset '{name}', which now has {len}; the data, the tokenizer or a user function has changed",
-                    self.lane
-                )));
-            }
-            piece.tokens = tokens.skip(piece.start);
-            piece.detach();
-        }
-        Ok(true)
     }
 }

@@ -6,8 +6,10 @@
 //! |---|---|
 //! | `work` | the heavy part, as the engine sees it: documents in, tokens out |
 //! | `text`, `map`, `tokenize` | that part for text: reading, user functions, tokens |
+//! | `operator` | a user's own operator between documents and rows |
 //! | `pack` | documents to rows |
 //! | `shuffle` | windows of rows, and their order |
+//! | `run` | what all lanes of a run have in common |
 //! | `stream` | a lane's documents of one source, made ahead |
 //! | `lane` | one lane: turns, packing, windows, anchors |
 //! | `engine` | the pool, and how lanes take turns on it |
@@ -21,7 +23,9 @@ mod codec;
 mod engine;
 mod lane;
 mod map;
+mod operator;
 mod pack;
+mod run;
 mod shuffle;
 mod stream;
 #[cfg(test)]
@@ -30,12 +34,14 @@ mod text;
 pub mod tokenize;
 mod work;
 
-pub use pack::{Packer, Piece, Row, Tokens};
 pub use batch::{Batch, BatchRow, BatchShape, Buffers, IGNORE, global_hash};
 pub use checkpoint::{Checkpoint, DataIdentity, Meta, VERSION, WithinStep};
 pub use engine::{Engine, Tuning};
-pub use lane::{LaneCounts, LaneRow, LaneStart, RunPlan};
+pub use lane::{LaneCounts, LaneRow};
 pub use map::{Function, TextFunction};
+pub use operator::{Operator, OperatorMaker};
+pub use pack::{Packer, Piece, Row, Tokens};
+pub use run::{LaneStart, RunPlan};
 pub use shuffle::Windows;
 pub use stream::LeftOut;
 pub use text::TextWork;

@@ -1,7 +1,7 @@
 //! Documents made of nothing, for tests: document `d` of source `s` has `lens(s, d)` tokens, each of which tells where it
 //! is from; a length of 0 is an empty document.
 
-use super::lane::RunPlan;
+use super::run::RunPlan;
 use super::shuffle::Windows;
 use super::work::{Fate, Made, Request, Work, Worker};
 use crate::base::{Result, mix};
@@ -98,6 +98,7 @@ impl Setup {
             pack: PackRecipe { algorithm: self.algorithm, num_bins: 4, candidate_pool_size: 6, ..PackRecipe::new(self.length) },
             domains: vec![0; self.documents.len()],
             windows: Windows::new(self.buffer, self.lanes),
+            operators: Vec::new(),
         }
     }
 }

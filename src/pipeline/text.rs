@@ -3,7 +3,7 @@
 use super::map::{Applied, Function};
 use super::tokenize::{Encoder, Tokenizer};
 use super::work::{Fate, Made, Request, Window, Work, Worker};
-use crate::base::Result;
+use crate::base::{Error, Result};
 use crate::data::{Dataset, DocBatch, DocStatus, Reader};
 
 /// Datasets, a tokenizer, and the functions between them.
@@ -25,6 +25,7 @@ impl Work for TextWork {
         Ok(Box::new(TextWorker {
             singly: self.datasets.iter().map(Dataset::reads_singly).collect(),
             readers: self.datasets.iter().map(Dataset::reader).collect(),
+            datasets: self.datasets.clone(),
             batch: DocBatch::new(),
             encoder: self.tokenizer.encoder(),
             functions: self.functions.clone(),
@@ -34,6 +35,8 @@ impl Work for TextWork {
 }
 
 struct TextWorker {
+    /// To locate documents in.
+    datasets: Vec<Dataset>,
     readers: Vec<Reader>,
     /// Of each dataset: whether documents are as cheap to read one by one as together.
     singly: Vec<bool>,
@@ -50,14 +53,16 @@ impl Worker for TextWorker {
                 let text = self.window(request.source, window)?;
                 for document in request.documents {
                     let i = (document - window.documents.start) as usize;
-                    tokens(&mut self.encoder, &self.functions, &mut self.applied, (text.text(i), text.status(i)), out)?;
+                    tokens(&mut self.encoder, &self.functions, &mut self.applied, (text.text(i), text.status(i)), out)
+                        .map_err(|e| located(&self.datasets[request.source], *document, e))?;
                 }
             }
             None => {
                 for document in request.documents {
                     self.readers[request.source].read(*document..document + 1, &mut self.batch)?;
                     let batch = &self.batch;
-                    tokens(&mut self.encoder, &self.functions, &mut self.applied, (batch.text(0), batch.status(0)), out)?;
+                    tokens(&mut self.encoder, &self.functions, &mut self.applied, (batch.text(0), batch.status(0)), out)
+                        .map_err(|e| located(&self.datasets[request.source], *document, e))?;
                 }
             }
         }
@@ -79,6 +84,13 @@ impl TextWorker {
         }
         Ok(window.text.get().expect("set above"))
     }
+}
+
+/// An error of a function or of the tokenizer, with the place of the document that it is about.
+#[cold]
+fn located(dataset: &Dataset, document: u64, error: Error) -> Error {
+    let place = dataset.locate(document).map_or_else(|_| format!("document {document}"), |location| location.to_string());
+    error.within(format!("dataset '{}': {place}", dataset.name()))
 }
 
 /// One document's tokens, or why it has none.

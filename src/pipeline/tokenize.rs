@@ -16,6 +16,7 @@ mod probe;
 
 use crate::base::{Error, Result, Status};
 use crate::data::user_cache;
+use crate::recipe::SpecialTokens;
 use doubt::Doubtful;
 use engines::{Fast, Ids, Scratch, Slow};
 use file::{Roles, TokenizerFile};
@@ -25,48 +26,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use twox_hash::XxHash3_64;
 
-/// What is put around each document.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Special {
-    /// The beginning-of-sequence token before, the end-of-sequence token after.
-    BosEos,
-    /// The beginning-of-sequence token before.
-    Bos,
-    /// The end-of-sequence token after.
-    #[default]
-    Eos,
-    /// Nothing.
-    None,
-    /// What the file's own template says.
-    TokenizerDefault,
-}
-
-impl Special {
-    /// The name used in recipes and messages.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Special::BosEos => "bos_eos",
-            Special::Bos => "bos",
-            Special::Eos => "eos",
-            Special::None => "none",
-            Special::TokenizerDefault => "tokenizer_default",
-        }
-    }
-
-    /// The one of that name.
-    pub fn from_name(name: &str) -> Result<Special> {
-        let all = [Special::BosEos, Special::Bos, Special::Eos, Special::None, Special::TokenizerDefault];
-        all.into_iter()
-            .find(|s| s.name() == name)
-            .ok_or_else(|| Error::invalid(format!("special_tokens '{name}' is not known; use one of bos_eos, bos, eos, none, tokenizer_default")))
-    }
-}
-
 /// How a tokenizer is to be used.
 #[derive(Clone, Debug, Default)]
 pub struct TokenizerOptions {
     /// What is put around each document.
-    pub special: Special,
+    pub special: SpecialTokens,
     /// Whether text that spells a special token becomes that token. If not, no text ever becomes one (but for the token
     /// that stands for the unknown).
     pub parse_special: bool,
@@ -332,15 +296,15 @@ fn choose(json: &str, file: &TokenizerFile, fingerprint: u64, options: &Tokenize
 }
 
 /// The ids before and after each document.
-fn frame(ids: &dyn Ids, roles: Roles, special: Special) -> Result<(Vec<u32>, Vec<u32>)> {
+fn frame(ids: &dyn Ids, roles: Roles, special: SpecialTokens) -> Result<(Vec<u32>, Vec<u32>)> {
     let bos = || roles.bos.into_iter().collect();
     let eos = || roles.eos.into_iter().collect();
     match special {
-        Special::BosEos => Ok((bos(), eos())),
-        Special::Bos => Ok((bos(), Vec::new())),
-        Special::Eos => Ok((Vec::new(), eos())),
-        Special::None => Ok((Vec::new(), Vec::new())),
-        Special::TokenizerDefault => {
+        SpecialTokens::BosEos => Ok((bos(), eos())),
+        SpecialTokens::Bos => Ok((bos(), Vec::new())),
+        SpecialTokens::Eos => Ok((Vec::new(), eos())),
+        SpecialTokens::None => Ok((Vec::new(), Vec::new())),
+        SpecialTokens::TokenizerDefault => {
             let around = |text: &str| -> Result<(Vec<u32>, Vec<u32>), String> {
                 let (mut plain, framed) = (Vec::new(), ids.encode_framed(text)?);
                 ids.encode(text, &mut Scratch::default(), &mut plain)?;

@@ -33,7 +33,7 @@ impl RankLanes {
             return Err(Error::invalid("microbatch_size is 0; it must be at least 1"));
         }
         let list = |n: u64| divisors(n).into_iter().map(|d| d.to_string()).collect::<Vec<_>>().join(", ");
-        if !uneven && lanes % ranks != 0 {
+        if !uneven && !lanes.is_multiple_of(ranks) {
             let good = list(u64::from(lanes));
             return Err(Error::invalid(format!("{ranks} ranks do not divide {lanes} lanes evenly; use one of {good}, or uneven = true")));
         }
@@ -41,7 +41,7 @@ impl RankLanes {
         if let Some(size) = microbatch.filter(|_| !uneven) {
             for step in steps {
                 let rows = owned.rows(schedule.rows_at(*step));
-                if rows % size != 0 {
+                if !rows.is_multiple_of(size) {
                     let (good, global) = (list(rows), schedule.global_batch(*step));
                     return Err(Error::invalid(format!(
                         "microbatch_size {size} does not divide the {rows} rows a rank has of global_batch {global} on {ranks} ranks; use one of {good}, or uneven = true"

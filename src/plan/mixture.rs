@@ -123,6 +123,8 @@ pub struct Mixer {
     state: MixerState,
     /// Per source: where in its swing the lane is, in 2⁻³² of the height, −½ to ½.
     offsets: Vec<i64>,
+    /// The balances as this lane sees them, made anew for every turn.
+    seen: Vec<i64>,
 }
 
 /// Whose turn is next, or `None` if every source has ended.
@@ -138,7 +140,7 @@ impl Mixer {
     /// As it was when `state` was taken; `weights` are those in force then. The state's lengths must fit the weights.
     pub fn restore(unit: Unit, seed: u64, lane: u32, weights: &Weights, state: &MixerState) -> Mixer {
         let live = weights.without(&state.gone).unwrap_or_else(|| Weights { parts: vec![0; weights.parts.len()] });
-        let mut mixer = Mixer { unit, weights: weights.clone(), live, state: state.clone(), offsets: Vec::new() };
+        let mut mixer = Mixer { unit, weights: weights.clone(), live, state: state.clone(), offsets: Vec::new(), seen: Vec::new() };
         mixer.offsets = square_roots()
             .take(weights.parts.len())
             .enumerate()
@@ -166,7 +168,7 @@ impl Mixer {
     }
 
     /// Whose turn it is. By tokens, `next` holds the tokens of each source's next document (of those that take turns).
-    pub fn turn(&self, next: &[u64]) -> Turn {
+    pub fn turn(&mut self, next: &[u64]) -> Turn {
         match self.unit {
             Unit::Samples => self.soonest(),
             Unit::Tokens => self.evenest(next),
@@ -210,13 +212,13 @@ impl Mixer {
     }
 
     /// By samples: the source that would fall behind first, among those that one more turn would not put too far ahead.
-    fn soonest(&self) -> Turn {
-        let parts = &self.live.parts;
+    fn soonest(&mut self) -> Turn {
+        self.look(|_| ONE);
+        let (parts, balance) = (&self.live.parts, &self.seen);
         let active = parts.iter().filter(|p| **p > 0).count() as i64;
         if active < 2 {
             return parts.iter().position(|p| *p > 0);
         }
-        let balance = self.shifted(|_| ONE);
         let slack = ONE / (2 * (active - 1));
         // Time until the balance reaches its bound is `room / part`, compared crosswise.
         let mut best: Option<(bool, i128, usize)> = None;
@@ -235,13 +237,13 @@ impl Mixer {
     }
 
     /// By tokens: the source after whose next document the squares of all balances add up to the least.
-    fn evenest(&self, next: &[u64]) -> Turn {
+    fn evenest(&mut self, next: &[u64]) -> Turn {
         // With balance y, share w and size e, source i's document makes Σ y² grow by
         // e_i² (1 + Σ w² − 2 w_i) + 2 e_i (Σ w y − y_i); in tokens/256 for y, tokens for e, and 2⁻³² for w, i128 never overflows.
         const FINE: i64 = 256;
-        let parts = &self.live.parts;
+        self.look(|i| next[i].clamp(1, LARGEST) as i64 * ONE);
+        let (parts, balance) = (&self.live.parts, &self.seen);
         let one = i128::from(ONE);
-        let balance = self.shifted(|i| next[i].clamp(1, LARGEST) as i64 * ONE);
         let y = |i: usize| i128::from(balance[i] / (ONE / FINE));
         let squares: i128 = parts.iter().map(|w| i128::from(*w) * i128::from(*w)).sum::<i128>() / one;
         let owed: i128 = parts.iter().enumerate().map(|(i, w)| i128::from(*w) * y(i)).sum();
@@ -252,16 +254,15 @@ impl Mixer {
         (0..parts.len()).filter(|i| parts[*i] > 0).min_by_key(|i| growth(*i))
     }
 
-    /// The balances as this lane sees them: shifted by its offsets, which add up to 0.
-    fn shifted(&self, size: impl Fn(usize) -> i64) -> Vec<i64> {
-        let parts = &self.live.parts;
-        let mut offset: Vec<i64> = (0..parts.len())
-            .map(|i| {
-                // The height of a swing: a document's size, less the source's own share while it is given.
-                let height = i128::from(size(i)) * i128::from(ONE - parts[i]) / i128::from(ONE);
-                if parts[i] > 0 { (height * i128::from(self.offsets[i]) / i128::from(ONE)) as i64 } else { 0 }
-            })
-            .collect();
+    /// Fills `seen`: the balances shifted by this lane's offsets, which add up to 0.
+    fn look(&mut self, size: impl Fn(usize) -> i64) {
+        let (parts, offset) = (&self.live.parts, &mut self.seen);
+        offset.clear();
+        offset.extend((0..parts.len()).map(|i| {
+            // The height of a swing: a document's size, less the source's own share while it is given.
+            let height = i128::from(size(i)) * i128::from(ONE - parts[i]) / i128::from(ONE);
+            if parts[i] > 0 { (height * i128::from(self.offsets[i]) / i128::from(ONE)) as i64 } else { 0 }
+        }));
         // The heaviest takes up what is left over, by samples no more than half a document.
         let heaviest = (0..parts.len()).rev().max_by_key(|i| parts[*i]).unwrap_or(0);
         offset[heaviest] = 0;
@@ -277,7 +278,7 @@ impl Mixer {
             }
         }
         offset[heaviest] -= offset.iter().sum::<i64>();
-        offset.iter().zip(&self.state.balance).map(|(offset, balance)| offset + balance).collect()
+        offset.iter_mut().zip(&self.state.balance).for_each(|(seen, balance)| *seen += balance);
     }
 }
 

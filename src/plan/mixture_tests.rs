@@ -77,7 +77,8 @@ fn by_tokens_errors_stay_bounded_at_any_depth_and_cancel_over_lanes() {
     for (name, values, lengths) in cases {
         let w = weights(values);
         for (lanes, per_lane) in [(1u32, 10_000_000u64), (256, 1_000_000)] {
-            let mut all: Vec<Lane> = (0..lanes).map(|l| Lane { mixer: Mixer::new(Unit::Tokens, 3, l, &w), given: [0; 2], count: [0; 2], last: 0 }).collect();
+            let mut all: Vec<Lane> =
+                (0..lanes).map(|l| Lane { mixer: Mixer::new(Unit::Tokens, 3, l, &w), given: [0; 2], count: [0; 2], last: 0 }).collect();
             let mut longest = 0;
             for round in 1..=per_lane / 10_000 {
                 for (number, lane) in all.iter_mut().enumerate() {
@@ -121,7 +122,7 @@ fn a_mixer_continues_from_its_state_at_every_turn() {
         for n in 0..400u64 {
             let state = mixer.state().clone();
             assert_eq!(state.balance.iter().sum::<i64>(), 0);
-            let again = Mixer::restore(unit, 1, 5, now, &state);
+            let mut again = Mixer::restore(unit, 1, 5, now, &state);
             let next = [0, 1, 2].map(|s| 50 + mix(n * 3 + s) % 400);
             let turn = mixer.turn(&next);
             assert_eq!(again.turn(&next), turn, "{unit:?} at turn {n}");

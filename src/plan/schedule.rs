@@ -120,7 +120,7 @@ fn gcd(a: u64, b: u64) -> u64 {
 
 /// The divisors of `n`, rising.
 pub(super) fn divisors(n: u64) -> Vec<u64> {
-    let mut low: Vec<u64> = (1..).take_while(|d| d * d <= n).filter(|d| n % d == 0).collect();
+    let mut low: Vec<u64> = (1..).take_while(|d| d * d <= n).filter(|d| n.is_multiple_of(*d)).collect();
     let high: Vec<u64> = low.iter().rev().map(|d| n / d).filter(|d| d * d > n).collect();
     low.extend(high);
     low

@@ -118,7 +118,15 @@ impl SourcePlan {
 
     /// The plan of the source called `name`, one of `sources`, that holds `spans`, for `lanes` lanes. It ends after
     /// `epochs`, if given. Spans follow each other from document 0; some may be empty; no document at all is an error.
-    pub fn new(seed: u64, name: &str, spans: impl IntoIterator<Item = Span>, lanes: u32, sources: usize, order: Order, epochs: Option<u64>) -> Result<SourcePlan> {
+    pub fn new(
+        seed: u64,
+        name: &str,
+        spans: impl IntoIterator<Item = Span>,
+        lanes: u32,
+        sources: usize,
+        order: Order,
+        epochs: Option<u64>,
+    ) -> Result<SourcePlan> {
         let spans: Vec<Span> = spans.into_iter().filter(|s| s.documents > 0).collect();
         let documents: u64 = spans.iter().map(|s| u64::from(s.documents)).sum();
         if documents == 0 {
@@ -269,7 +277,7 @@ impl Walk {
     pub fn take(&mut self, plan: &SourcePlan, most: usize, out: &mut Vec<Picked>) -> Option<Range<u64>> {
         let start = out.len();
         loop {
-            let Some(open) = self.open(plan) else { return None };
+            let open = self.open(plan)?;
             let window_end = (open.start + open.block.window).min(open.block.documents);
             let window = open.block.first + u64::from(open.start)..open.block.first + u64::from(window_end);
             let (block, round) = (open.block, open.round);

@@ -131,3 +131,19 @@ fn a_stream_ends_if_any_dataset_stops_it_or_all_run_dry() {
     assert!(!finite(Exhausted::Redistribute, Exhausted::Repeat));
     assert!(!finite(Exhausted::Repeat, Exhausted::Repeat));
 }
+
+#[test]
+fn the_example_recipes_are_read() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/recipes");
+    let mut found = 0;
+    for entry in std::fs::read_dir(&dir).unwrap() {
+        let path = entry.unwrap().path();
+        Recipe::load(&path).unwrap_or_else(|e| panic!("{e}"));
+        found += 1;
+    }
+    assert!(found >= 3);
+    let every = std::fs::read_to_string(dir.join("every_option.toml")).unwrap();
+    for key in FULL.lines().filter_map(|l| l.split_once(" = ")).map(|(key, _)| key) {
+        assert!(every.lines().any(|l| l.starts_with(&format!("{key} = "))), "every_option.toml lacks {key}");
+    }
+}

@@ -31,6 +31,20 @@ pub struct Seat {
 }
 
 impl Seat {
+    /// A free seat outside of any segment, for tests and model checkers.
+    pub fn unbound() -> Seat {
+        let zero = || AtomicU64::new(0);
+        Seat {
+            state: AtomicU32::new(0),
+            unused: AtomicU32::new(0),
+            uuid: [zero(), zero()],
+            published: zero(),
+            lost: zero(),
+            unused2: [0; 10],
+            idle: Idle::unbound(),
+        }
+    }
+
     /// The state.
     pub fn state(&self) -> SeatState {
         match self.state.load(Ordering::Acquire) {
@@ -40,18 +54,20 @@ impl Seat {
         }
     }
 
-    /// The uuid of whoever sits here.
+    /// The uuid of whoever sits here. Acquire: pairs with `give`, so that a worker that finds its own name finds a seat made ready for it.
     pub fn uuid(&self) -> u128 {
-        u128::from(self.uuid[0].load(Ordering::Relaxed)) | u128::from(self.uuid[1].load(Ordering::Relaxed)) << 64
+        let half = |i: usize| u128::from(self.uuid[i].load(Ordering::Acquire));
+        half(0) | half(1) << 64
     }
 
     /// Student: gives a free seat to a worker whose pidfd it holds.
     pub fn give(&self, uuid: u128) {
-        self.uuid[0].store(uuid as u64, Ordering::Relaxed);
-        self.uuid[1].store((uuid >> 64) as u64, Ordering::Relaxed);
         self.published.store(0, Ordering::Relaxed);
         self.lost.store(0, Ordering::Relaxed);
         self.idle.awake();
+        // Release: what is above becomes visible with the name.
+        self.uuid[0].store(uuid as u64, Ordering::Release);
+        self.uuid[1].store((uuid >> 64) as u64, Ordering::Release);
         self.state.store(1, Ordering::Release);
     }
 

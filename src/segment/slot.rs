@@ -142,6 +142,13 @@ impl Slot {
         self.step(seen, SlotWord::new(SlotState::Free, 0, seen.version(), 0))
     }
 
+    /// Student: frees the sample of an opening that it has withdrawn; false if somebody has freed it already.
+    pub fn discard(&self, cell: u32, version: u64) -> bool {
+        // The word first: whoever frees the slot in between and takes it anew changes the word, and the last step fails.
+        let (word, content) = (self.word(), self.content());
+        word.state() == SlotState::Ready && content.cell == cell && content.version == version && self.free(word)
+    }
+
     /// Student: READY becomes READING with this process as the only reader; false if it was not ready.
     pub fn read(&self) -> bool {
         let seen = self.word();

@@ -5,6 +5,15 @@ mod common;
 #[path = "../peer/mod.rs"]
 mod peer;
 
+mod broker;
+mod fairness;
+mod hostile;
+mod memory;
+mod models;
+mod patience;
+mod reclaim;
+mod suspicion;
+mod syscalls;
 mod torture;
 
 #[test]

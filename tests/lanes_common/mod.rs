@@ -47,3 +47,30 @@ pub fn all(set: &Dataset) -> Vec<Result<String, &'static str>> {
 pub fn texts(set: &Dataset) -> Vec<String> {
     all(set).into_iter().map(|d| d.expect("a text")).collect()
 }
+
+/// A tokenizer whose ids are the bytes of a text, written to `dir`: 256 is the beginning of a document, 257 its end.
+pub fn byte_tokenizer(dir: &Path) -> PathBuf {
+    // The byte-level alphabet of GPT-2: printable bytes stand for themselves, the others for characters from U+0100 on.
+    let printable = |b: u8| matches!(b, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+    let mut next = 0x100;
+    let mut character = |b: u8| {
+        if printable(b) {
+            return char::from(b);
+        }
+        next += 1;
+        char::from_u32(next - 1).unwrap()
+    };
+    let vocab: serde_json::Map<String, serde_json::Value> = (0..=255u8).map(|b| (character(b).to_string(), b.into())).collect();
+    let special = |id: u32, content: &str| serde_json::json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true});
+    let file = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
+        "added_tokens": [special(256, "<s>"), special(257, "</s>")],
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null, "end_of_word_suffix": null,
+                  "fuse_unk": false, "byte_fallback": false, "vocab": vocab, "merges": []}
+    });
+    let path = dir.join("tokenizer.json");
+    std::fs::write(&path, file.to_string()).unwrap();
+    path
+}

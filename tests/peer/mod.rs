@@ -7,7 +7,7 @@ mod student;
 mod worker;
 
 pub use student::StudentRole;
-pub use worker::WorkerRole;
+pub use worker::{WorkerRole, digest};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -112,6 +112,11 @@ impl Peer {
     /// What it has said so far and nobody has heard yet.
     pub fn overheard(&mut self) -> Vec<Value> {
         self.lines.try_iter().collect()
+    }
+
+    /// All that one which has ended said and nobody has heard yet.
+    pub fn last_words(&mut self) -> Vec<Value> {
+        self.lines.iter().collect()
     }
 
     pub fn tell(&mut self, command: Value) {

@@ -89,6 +89,11 @@ impl View {
         until(&format!("all slots and cells are free and {seats} seats are taken"), || self.busy() == (0, 0) && self.seats_taken() == seats);
     }
 
+    /// Whether a worker sleeps in some seat.
+    pub fn someone_sleeps(&self) -> bool {
+        self.segment.seats().iter().any(|s| s.idle.is_idle())
+    }
+
     /// Where a ticket's cell stands: its state and whose it is.
     pub fn cell(&self, position: u64) -> (CellState, u32) {
         let word = self.segment.cell(position).word();

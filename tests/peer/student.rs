@@ -38,7 +38,7 @@ pub struct StudentRole {
     /// The last word of each sample is a digest of the model instead.
     pub digest: bool,
     pub spin_us: Option<u32>,
-    /// Says "waiting" and opens only when told.
+    /// Says "waiting" and opens only when told; or does tiny runs, if told.
     pub wait: bool,
     /// Sets a model, takes two samples, sets another, takes one, and ends; dies at that point. Says what it has after each step.
     #[cfg(feature = "kill-points")]
@@ -91,7 +91,9 @@ impl StudentRole {
 pub fn play(role: StudentRole) {
     if role.wait {
         say(&json!("waiting"));
-        hear();
+        if let Some(runs) = hear().filter(|c| c.get("runs").is_some()) {
+            return say(&tiny_runs(&role, runs["runs"].as_u64().unwrap(), runs["of"].as_u64().unwrap()));
+        }
     }
     #[cfg(feature = "kill-points")]
     if let Some(n) = role.kill_at {
@@ -152,6 +154,10 @@ fn obey(student: &Arc<Student>, role: &StudentRole, word: &str, run: &mut Option
             Ok(text) => serde_json::from_str(&text).unwrap(),
             Err(e) => failure(&e),
         },
+        "open" => match student.next(1, &mut Vec::new(), 0) {
+            Err(e) if e.status == laneway::base::Status::Timeout => json!("opened"),
+            other => panic!("a sample was there already, or {other:?}"),
+        },
         "progress" => json!(run.as_ref().unwrap().taken.load(Ordering::Relaxed)),
         "halt" => run.take().unwrap().halt(),
         "close" => {
@@ -168,6 +174,19 @@ fn obey(student: &Arc<Student>, role: &StudentRole, word: &str, run: &mut Option
     }
 }
 
+/// So many students, one after the other, each of which takes `of` samples and goes.
+fn tiny_runs(role: &StudentRole, runs: u64, of: u64) -> Value {
+    let never = AtomicBool::new(false);
+    for run in 0..runs {
+        let student = Student::open(role.options(), patience()).unwrap();
+        if let Err(e) = Taken::default().take(&student, Some(run * of), of, Duration::ZERO, &never) {
+            return failure(&e);
+        }
+        student.close();
+    }
+    json!({ "next": runs * of })
+}
+
 fn failure(e: &Error) -> Value {
     json!({ "failed": e.message, "status": e.status as i32 })
 }
@@ -179,7 +198,7 @@ struct Taken {
     first: Option<u64>,
     next: u64,
     generations: BTreeMap<u64, u64>,
-    digests: Vec<u64>,
+    digests: BTreeMap<u64, u64>,
     copied: u64,
 }
 
@@ -223,9 +242,8 @@ impl Taken {
             // SAFETY: a delivered sample is `len` readable bytes until it is released.
             let word = unsafe { sample.data.cast::<u64>().add(i).read() };
             if self.digest && i + 1 == words {
-                if self.digests.last() != Some(&word) {
-                    self.digests.push(word);
-                }
+                let known = *self.digests.entry(sample.generation).or_insert(word);
+                assert_eq!(word, known, "step {step}: generation {} was made with two models", sample.generation);
                 continue;
             }
             assert_eq!(word, expected(lane, step, sample.generation, i as u64), "word {i} of lane {lane} step {step}");
@@ -236,8 +254,7 @@ impl Taken {
     }
 
     fn told(&self) -> Value {
-        let generations: Vec<_> = self.generations.iter().collect();
-        json!({ "first": self.first, "next": self.next, "generations": generations, "digests": self.digests, "copied": self.copied })
+        json!({ "first": self.first, "next": self.next, "generations": self.generations, "digests": self.digests, "copied": self.copied })
     }
 }
 

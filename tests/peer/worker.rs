@@ -2,7 +2,7 @@
 
 use super::{hear, say};
 use crate::common::fill;
-use laneway::base::{Status, fnv1a};
+use laneway::base::{Status, fnv1a, log};
 use laneway::exchange::endpoints::Endpoints;
 use laneway::exchange::message::Model;
 use laneway::exchange::worker::{Task, Worker, WorkerOptions};
@@ -26,10 +26,14 @@ pub struct WorkerRole {
     pub switch_us: u64,
     /// Sleeps that long in the middle of writing the sample of this step, the first time.
     pub linger: Option<(u64, u64)>,
+    /// Kills itself when it has the ticket of this step in hand.
+    pub dies_of: Option<u64>,
     /// Memory to hold, touched.
     pub ballast_mb: usize,
     /// Forks a child that outlives its parent a little.
     pub fork: bool,
+    /// Forks with each batch in hand; the child writes where the sample goes. Says what became of it.
+    pub fork_and_write: bool,
     /// Claims what it can get and never commits.
     pub hoard: bool,
     /// Begins paused.
@@ -38,6 +42,8 @@ pub struct WorkerRole {
     pub digest: bool,
     /// Says of each batch: lane, first step, number.
     pub log: bool,
+    /// Says each error that is logged.
+    pub errors: bool,
     /// Makes one sample, fails one, gives one back and ends; dies at that point.
     #[cfg(feature = "kill-points")]
     pub kill_at: Option<u64>,
@@ -53,6 +59,10 @@ pub fn digest(model: &Model) -> u64 {
 pub fn play(role: WorkerRole) {
     let ballast = vec![1u8; role.ballast_mb << 20];
     std::hint::black_box(&ballast);
+    if role.errors {
+        log::set_level(log::LogLevel::Error);
+        log::set_sink(Some(Box::new(|_, _, text| say(&json!({ "error": text })))));
+    }
     let mut options = WorkerOptions::new(Endpoints::in_dir(&role.dir));
     options.layout = Some((*crate::common::layout(role.words)).clone());
     options.batch_size = role.batch.max(1);
@@ -112,6 +122,9 @@ fn serve(worker: &Worker, role: &WorkerRole, gate: &Gate) {
             Err(e) if e.status == Status::Closed => return,
             Err(e) => panic!("take: {e}"),
         }
+        if role.dies_of == Some(tasks[0].step) {
+            nix::sys::signal::raise(nix::sys::signal::Signal::SIGKILL).unwrap();
+        }
         if role.hoard {
             if tasks.len() < role.batch as usize {
                 say(&json!({ "has": tasks.len() }));
@@ -119,6 +132,9 @@ fn serve(worker: &Worker, role: &WorkerRole, gate: &Gate) {
             }
             say(&json!({ "has": tasks.len() }));
             std::thread::sleep(Duration::from_secs(3600));
+        }
+        if role.fork_and_write {
+            say(&json!({ "child": format!("{:?}", fork_and_write(&tasks[0])) }));
         }
         if role.log {
             say(&json!({ "lane": tasks[0].lane, "step": tasks[0].step, "tasks": tasks.len(), "generation": tasks[0].generation }));
@@ -193,6 +209,21 @@ fn fork_a_sleeper() {
                 loop {
                     libc::pause();
                 }
+            }
+        }
+    }
+}
+
+/// What becomes of a child that writes where its parent's sample goes.
+fn fork_and_write(task: &Task) -> nix::sys::wait::WaitStatus {
+    // SAFETY: the child calls nothing but async-signal-safe functions.
+    match unsafe { nix::unistd::fork() }.unwrap() {
+        nix::unistd::ForkResult::Parent { child } => nix::sys::wait::waitpid(child, None).unwrap(),
+        nix::unistd::ForkResult::Child => {
+            // SAFETY: the write is expected to end this process; if it does not, _exit does.
+            unsafe {
+                task.data.write_volatile(0xff);
+                libc::_exit(0)
             }
         }
     }

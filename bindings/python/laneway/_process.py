@@ -39,10 +39,26 @@ def _renew_locks() -> None:
 
 os.register_at_fork(after_in_child=_renew_locks)
 
-# In this order: who makes samples, who asks for them, who introduced them, and who tells of it.
-WORKERS, STUDENTS, BROKERS, LOGS = range(4)
+_forks = 0
 
-_endings: list[weakref.WeakKeyDictionary[Any, Callable[[Any], None]]] = [weakref.WeakKeyDictionary() for _ in range(4)]
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
+def forks() -> int:
+    """How many forks lie between this process and the one that imported the package: tells a child without a system call."""
+    return _forks
+
+
+# In this order: who makes samples, who asks for them, who introduced them, who makes batches, and who tells of it.
+WORKERS, STUDENTS, BROKERS, LOADERS, LOGS = range(5)
+
+_endings: list[weakref.WeakKeyDictionary[Any, Callable[[Any], None]]] = [weakref.WeakKeyDictionary() for _ in range(5)]
 
 
 def at_exit(order: int, obj: Any, ending: Callable[[Any], None]) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from . import _dtypes, _native, _structs
 from ._endpoints import Endpoints
 from ._medium_glue import check_medium, open_medium
-from ._process import STUDENTS, at_exit
+from ._process import STUDENTS, at_exit, forks
 from .batch_config import BatchConfig
 from .errors import Forked, Status
 from .mediums import Medium
@@ -27,6 +27,8 @@ from .mediums import Medium
 _log = logging.getLogger("laneway.student")
 
 _SAMPLE_SIZE = _structs.SAMPLE.size
+_MOST_AT_ONCE = 4096
+_SLICE_NS, _monotonic_ns = _native.SLICE_NS, _native.monotonic_ns
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Options:
     max_batch: int = 8
     seed: int = 0
     embedded_broker: bool = False
+    spin_us: int = _structs.SPIN_ADAPTIVE
 
 
 @functools.cache
@@ -70,6 +73,12 @@ def _lease_type(nbytes: int) -> Any:
     return Lease
 
 
+def _place(size: int) -> tuple[Any, c_size_t, Any]:
+    """Where ``lw_student_next`` puts so many bytes of samples and their count, and a reference to the count."""
+    count = c_size_t()
+    return ctypes.create_string_buffer(size), count, ctypes.byref(count)
+
+
 class OpenStudent:
     """A registered student of this process. Any thread may call any method; waits queue up behind each other."""
 
@@ -77,10 +86,11 @@ class OpenStudent:
         self.options = options
         self.config = options.batch_config
         self.pid = os.getpid()
+        self._forks = forks()
         lib = _native.lib()
         self._handle = _open(options, timeout_s)
         self._next, self._release, self._free = lib.lw_student_next, lib.lw_student_release, lib.lw_student_free
-        self._buffers: list[Any] = []
+        self._buffers: list[tuple[Any, c_size_t, Any]] = []
         self._lease = _lease_type(self.config.nbytes())
         self._plans: dict[bool, list[tuple[Any, ...]]] = {}
         self.registration: dict[str, Any] = json.loads(_native.text(lib.lw_student_registration, self._handle))
@@ -93,28 +103,31 @@ class OpenStudent:
 
         Each is one reference, which the caller owns. ``deadline`` is absolute, on ``time.monotonic_ns``.
         """
-        self.check_process()
+        n = min(n, _MOST_AT_ONCE)
+        size = n * _SAMPLE_SIZE
         try:
-            buffer, count = self._buffers.pop()
+            place = self._buffers.pop()
         except IndexError:
-            buffer, count = None, c_size_t()
-        if buffer is None or len(buffer) < n * _SAMPLE_SIZE:
-            buffer = ctypes.create_string_buffer(n * _SAMPLE_SIZE)
-        while True:
-            now = _native.monotonic_ns()
-            end = now + _native.SLICE_NS
-            status = self._next(self._handle, end if end < deadline else deadline, buffer, n, ctypes.byref(count))
-            if status == Status.OK:
-                break
+            place = _place(size)
+        if len(place[0]) < size:
+            place = _place(size)
+        buffer, count, count_ref = place
+        # Every microsecond here is one of each request: no enum, no system call, no second look at the clock unless there is need.
+        end = _monotonic_ns() + _SLICE_NS
+        while status := self._next(self._handle, end if end < deadline else deadline, buffer, n, count_ref):
+            now = _monotonic_ns()
             if status == Status.TIMEOUT:
-                if now >= deadline or _native.monotonic_ns() >= deadline:
-                    self._buffers.append((buffer, count))
+                if now >= deadline:
+                    self._buffers.append(place)
                     return []
             elif status != Status.INTERRUPTED:  # a signal: Python has handled it by now
+                self.check_process()
                 raise _native.error(status)
-        raw = buffer.raw[: count.value * _SAMPLE_SIZE] if count.value != 1 else buffer[:_SAMPLE_SIZE]
-        self._buffers.append((buffer, count))
-        return [raw[at : at + _SAMPLE_SIZE] for at in range(0, len(raw), _SAMPLE_SIZE)] if count.value != 1 else [raw]
+            end = now + _SLICE_NS
+        taken = count.value
+        raw = buffer[: taken * _SAMPLE_SIZE]
+        self._buffers.append(place)
+        return [raw] if taken == 1 else [raw[at : at + _SAMPLE_SIZE] for at in range(0, len(raw), _SAMPLE_SIZE)]
 
     def lease(self, raw: bytes, address: int) -> Any:
         """The sample's bytes as a buffer; it takes over the caller's reference."""
@@ -142,13 +155,15 @@ class OpenStudent:
         """Raises the generation; returns the new one."""
         self.check_process()
         identity, blob = model_id.encode(), _native.bytes_or_none(config)
-        generation = c_uint64()
-        deadline = _native.monotonic_ns() + int(timeout_s * 1e9)
-        status = _native.lib().lw_student_set_model(
-            self._handle, identity, len(identity), blob, len(blob or b""), deadline, ctypes.byref(generation)
-        )
-        _native.check(status)
-        return generation.value
+        set_model = _native.lib().lw_student_set_model
+
+        def ask(deadline: int) -> int:
+            generation = c_uint64()
+            size = len(blob or b"")
+            _native.check(set_model(self._handle, identity, len(identity), blob, size, deadline, ctypes.byref(generation)))
+            return generation.value
+
+        return _native.interruptibly(ask, timeout_s)
 
     @property
     def generation(self) -> int:
@@ -179,7 +194,7 @@ class OpenStudent:
 
     def check_process(self) -> None:
         """A Forked error in a child of the process that opened it."""
-        if self.pid != os.getpid():
+        if self._forks != forks():
             raise Forked(f"this student was opened by process {self.pid}, and this is its forked child {os.getpid()}: open one here")
 
     def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:
@@ -237,6 +252,7 @@ def _open(options: Options, timeout_s: float) -> int:
     c.slot_count, c.max_workers, c.max_batch = _slots(options), options.max_workers, options.max_batch
     c.prefetch, c.max_attempts = options.prefetch, options.max_attempts
     c.embedded_broker = options.embedded_broker
+    c.spin_us = options.spin_us
 
     def open_it(deadline: int) -> int:
         out = c_void_p()
@@ -250,7 +266,7 @@ def _open(options: Options, timeout_s: float) -> int:
         assert out.value is not None
         return out.value
 
-    return _native.open_interruptibly(open_it, lib.lw_student_free, timeout_s)
+    return _native.interruptibly(open_it, timeout_s, undo=lib.lw_student_free)
 
 
 def _slots(options: Options) -> int:

@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from ctypes import c_size_t, c_uint32, c_void_p
+from ctypes import c_size_t, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,8 @@ from .errors import Corrupt, NotFound, Status
 
 _log = logging.getLogger("laneway.worker")
 
-_TASK_SIZE = _structs.TASK.size
+_TASK = _structs.TASK
+_TASK_SIZE = _TASK.size
 _MOST_TEXT = 16 * 1024
 _PATIENCE_S = 2.0
 _MOST_VIEWS = 4096
@@ -48,6 +49,7 @@ class WorkerOptions:
     endpoints: Endpoints
     mediums: tuple[Any, ...]
     framework: Framework
+    spin_us: int
 
 
 class Task:
@@ -61,7 +63,7 @@ class Task:
         seed: what randomness should come from, so that another worker could make the same sample again.
         model_id, model_cfg: the model, as the leader's ``set_model`` was given it; not to be changed.
         generation: the model's number.
-        attempt: 1 for the first try, 2 after a worker failed at it or died, …
+        attempt: how many tries of this ticket have failed before: 0 for the first.
         tensors: writable views by name.
     """
 
@@ -91,10 +93,13 @@ class WorkerLoop:
         self.pid = os.getpid()
         self.serving = False
         self._size = options.slot_size
+        self._lw_commit = _native.lib().lw_worker_commit
         self._handle: int | None = _open(options, timeout_s)
         # Held while the handle is used outside the loop, so that it is not freed meanwhile; re-entrant for signal handlers.
         self._use = threading.RLock()
         self._model: tuple[bytes, bytes | None] | None = None
+        self._model_at: tuple[int, int, int, int] | None = None
+        self._model_texts: tuple[Any, Any] = (None, None)
         self._model_id = ""
         self._model_cfg: dict[str, Any] | None = None
         self._views: dict[int, dict[str, Any]] = {}
@@ -118,9 +123,10 @@ class WorkerLoop:
         take, count_ref = lib.lw_worker_take, ctypes.byref(count)
         make = self._generate if self._options.fill_fn is None else self._fill
         while not stopping():
+            # Every microsecond from here to the commit is one of each sample: no enum before there is need, no copy but of the tasks.
             status = take(self._handle, _native.monotonic_ns() + _native.SLICE_NS, buffer, size, count_ref)
-            if status == Status.OK:
-                make(buffer.raw[: count.value * _TASK_SIZE])
+            if not status:
+                make(buffer[: count.value * _TASK_SIZE])
             elif status == Status.CLOSED:
                 return
             elif status not in (Status.TIMEOUT, Status.INTERRUPTED):
@@ -168,12 +174,11 @@ class WorkerLoop:
 
     def _tasks(self, raw: bytes) -> list[tuple[Task, int]]:
         tasks: list[tuple[Task, int]] = []
-        for values in _structs.TASK.iter_unpack(raw):
-            address, capacity, _, lane, step, seed, generation, *model, _, attempt, _ = values
+        for address, capacity, _, lane, step, seed, generation, id_at, id_len, config_at, config_len, _, attempt, _ in _TASK.iter_unpack(raw):
+            if not tasks:
+                self._learn_model((id_at, id_len, config_at, config_len))
             task = Task()
             task.lane, task.step, task.seed, task.generation, task.attempt = lane, step, seed, generation, attempt
-            if not tasks:
-                self._learn_model(*model)
             task.model_id, task.model_cfg = self._model_id, self._model_cfg
             if capacity < self._size:
                 raise Corrupt(f"the slot for {task} has {capacity} bytes; this worker's samples have {self._size}")
@@ -182,9 +187,15 @@ class WorkerLoop:
             tasks.append((task, address))
         return tasks
 
-    def _learn_model(self, model_id: int, id_len: int, config: int | None, config_len: int) -> None:
-        """Reads id and config, which all tasks of a batch share; parses the config when it has changed."""
-        model = (ctypes.string_at(model_id, id_len), ctypes.string_at(config, config_len) if config else None)
+    def _learn_model(self, at: tuple[int, int, int, int]) -> None:
+        """Reads id and config, which all tasks of a batch share, at (address, length, address, length); parses the config when it has changed."""
+        if at != self._model_at:
+            id_at, id_len, config_at, config_len = self._model_at = at
+            config_text = (ctypes.c_char * config_len).from_address(config_at) if config_at else None
+            self._model_texts = (ctypes.c_char * id_len).from_address(id_at), config_text
+        # What lies there is read each time: after a switch the same address may hold another text.
+        id_text, config_text = self._model_texts
+        model = (id_text.raw, None if config_text is None else config_text.raw)
         if model != self._model:
             self._model_id = model[0].decode()
             self._model_cfg = None if model[1] is None else json.loads(model[1])
@@ -209,9 +220,8 @@ class WorkerLoop:
         memoryview((ctypes.c_char * self._size).from_address(address)).cast("B")[:] = view
 
     def _commit(self, raw: bytes, count: int) -> None:
-        wanted = c_uint32()
-        status = _native.lib().lw_worker_commit(self._handle, raw, None, count, None, ctypes.byref(wanted))
-        if status not in (Status.OK, Status.STALE):
+        status = self._lw_commit(self._handle, raw, None, count, None, None)
+        if status and status != Status.STALE:
             raise _native.error(status)
 
     def _fail(self, raw: bytes, task: Task, text: str) -> None:
@@ -288,6 +298,7 @@ def _open(options: WorkerOptions, timeout_s: float) -> int:
     lib.lw_worker_options_init(ctypes.byref(c))
     c.endpoints = options.endpoints.to_c()
     c.slot_size, c.batch_size = options.slot_size, options.batch_size
+    c.spin_us = options.spin_us
     c.worker_id = -1 if options.worker_id is None else options.worker_id
 
     def open_it(deadline: int) -> int:
@@ -304,4 +315,4 @@ def _open(options: WorkerOptions, timeout_s: float) -> int:
         assert out.value is not None
         return out.value
 
-    return _native.open_interruptibly(open_it, lib.lw_worker_free, timeout_s)
+    return _native.interruptibly(open_it, timeout_s, undo=lib.lw_worker_free)

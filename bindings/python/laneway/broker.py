@@ -64,8 +64,8 @@ class Broker:
         Raises:
             InUse: a living broker has these endpoints; the message names its process.
         """
-        self.start()
         try:
+            self.start()
             while (thread := self._thread) is not None and thread.is_alive():
                 thread.join(0.1)
         except KeyboardInterrupt:

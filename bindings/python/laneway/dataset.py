@@ -16,7 +16,7 @@ from ._process import ProcessLock
 from ._student import OpenStudent, Options
 from .batch_config import BatchConfig
 from .errors import InUse, Timeout
-from .student import GenerationValue, check_config, check_count
+from .student import GenerationValue, check_config, check_count, check_spin
 
 if TYPE_CHECKING:
     from torch.utils.data import IterableDataset
@@ -69,6 +69,7 @@ class DistillIterableDataset(_Base):
         seed: the run's seed; None is that of the client which ``generation_value`` came from, else 0.
         tags: adds ``_lane``, ``_step`` and ``_generation`` (ints) to each sample.
         framework: ``"torch"``, ``"numpy"``, or ``"auto"``: torch where it can be imported.
+        spin_us: as for :class:`~laneway.StudentClient`.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class DistillIterableDataset(_Base):
         seed: int | None = None,
         tags: bool = False,
         framework: Framework = "auto",
+        spin_us: int | None = None,
     ) -> None:
         shared = generation_value if isinstance(generation_value, GenerationValue) else None
         endpoints = Endpoints() if shared is None else shared.endpoints
@@ -106,6 +108,7 @@ class DistillIterableDataset(_Base):
             group=None if shared is None else shared.group,
             dataset=True,
             prefetch=slot_count,
+            spin_us=check_spin(spin_us),
             max_workers=check_count("max_workers", max_workers, 1),
             max_batch=check_count("max_batch", max_batch, 1),
             max_attempts=check_count("max_attempts", max_attempts, 1),

@@ -19,6 +19,7 @@ from .errors import Closed
 from .mediums import Medium
 
 _CONNECT_S = 10.0
+_SWITCH_S = 30.0
 
 
 class SampleRef:
@@ -173,6 +174,7 @@ class StudentClient:
         seed: the run's seed, from which, with lane and step, each ticket's seed is made.
         broker: ``"embedded"`` starts a ``laneway broker`` process unless one answers; it ends after its last student and worker.
         framework: ``"torch"``, ``"numpy"``, or ``"auto"``: torch where it can be imported.
+        spin_us: microseconds to look before sleeping when nothing is there; None: what pays on this machine.
     """
 
     def __init__(
@@ -193,6 +195,7 @@ class StudentClient:
         seed: int = 0,
         broker: str | None = None,
         framework: Framework = "auto",
+        spin_us: int | None = None,
     ) -> None:
         if broker not in (None, "embedded"):
             raise ValueError(f"broker is {broker!r}; expected None (one runs already) or 'embedded'")
@@ -209,8 +212,10 @@ class StudentClient:
             max_attempts=check_count("max_attempts", max_attempts, 1),
             seed=check_count("seed", seed, 0, 2**64 - 1),
             embedded_broker=broker == "embedded",
+            spin_us=check_spin(spin_us),
         )
         self._framework: Framework = framework
+        self._as_torch = False
         self._lock = ProcessLock()
         self._student: OpenStudent | None = None
         self._closed = False
@@ -239,7 +244,7 @@ class StudentClient:
             "pid": student.pid,
         }
 
-    def set_model(self, model_id: str, model_cfg: Mapping[str, Any] | None = None, timeout_s: float = _CONNECT_S) -> int:
+    def set_model(self, model_id: str, model_cfg: Mapping[str, Any] | None = None, timeout_s: float = _SWITCH_S) -> int:
         """Chooses what workers make from now on, for every rank of the group.
 
         When it returns, no rank is handed a sample of an older model, and tickets that were not handed out yet are made anew.
@@ -252,6 +257,7 @@ class StudentClient:
             The new generation.
 
         Raises:
+            Timeout: no broker took it within ``timeout_s`` seconds; nothing has changed.
             NotLeader: this is not rank 0.
             TypeError, ValueError: the config cannot be carried by JSON.
         """
@@ -272,12 +278,10 @@ class StudentClient:
 
     def next_samples(self, n: int, timeout_ms: float | None = 1000) -> list[SampleRef]:
         """The next sample and those that are ready behind it, ``n`` at most; an empty list after ``timeout_ms``."""
-        student = self._student
-        if student is None:
-            student = self._open()
+        check_count("n", n, 1)
+        student = self._student or self._open()
         deadline = _native.NEVER if timeout_ms is None else _native.monotonic_ns() + int(timeout_ms * 1e6)
-        as_torch = _dtypes.use_torch(self._framework)
-        samples = [SampleRef(student, raw, as_torch) for raw in student.take(n, deadline)]
+        samples = [SampleRef(student, raw, self._as_torch) for raw in student.take(n, deadline)]
         for sample in samples:
             self._held[sample.slot_id] = weakref.ref(sample)
         return samples
@@ -322,6 +326,7 @@ class StudentClient:
             if self._closed:
                 raise Closed("this StudentClient was closed; make a new one")
             if self._student is None:
+                self._as_torch = _dtypes.use_torch(self._framework)
                 self._student = OpenStudent(self._options, timeout_s)
             self._student.check_process()
             return self._student
@@ -354,6 +359,11 @@ def check_count(name: str, value: object, least: int, most: int = 2**31 - 1) -> 
     if not least <= number <= most:
         raise ValueError(f"{name} is {number}; expected {least} to {most}")
     return number  # type: ignore[no-any-return]
+
+
+def check_spin(spin_us: int | None) -> int:
+    """The library's number for it."""
+    return _structs.SPIN_ADAPTIVE if spin_us is None else check_count("spin_us", spin_us, 0)
 
 
 def _to_json(config: Any) -> str | None:

@@ -15,7 +15,7 @@ from ._worker_loop import Task, WorkerLoop, WorkerOptions
 from .batch_config import BatchConfig
 from .errors import Timeout
 from .mediums import Medium
-from .student import check_config, check_count
+from .student import check_config, check_count, check_spin
 
 __all__ = ["Task", "Worker"]
 
@@ -49,6 +49,7 @@ class Worker:
         batch_config: the tensors of a sample; students with other ones are refused by name of what differs.
         batch_size: most tasks at once. Students allow 8 unless their ``max_batch`` says more.
         framework: what ``task["x"]`` is: ``"torch"``, ``"numpy"``, or ``"auto"``: torch where it can be imported.
+        spin_us: microseconds to look before sleeping when nothing is there; None: what pays on this machine.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Worker:
         batch_config: BatchConfig | None = None,
         batch_size: int = 1,
         framework: Framework = "auto",
+        spin_us: int | None = None,
     ) -> None:
         if (generator_fn is None) == (fill_fn is None):
             raise TypeError("pass either generator_fn or fill_fn")
@@ -85,6 +87,7 @@ class Worker:
             endpoints=Endpoints(None, backend_endpoint, None, control_pub_endpoint),
             mediums=_medium_classes(medium),
             framework=framework,
+            spin_us=check_spin(spin_us),
         )
         self._lock = ProcessLock()
         self._loop: WorkerLoop | None = None

@@ -29,7 +29,8 @@ fn run(options: &Options) -> Result<ExitCode> {
     let near = options.get("--checkpoint").map(checkpoint).transpose()?;
     let (step, row) = (number(options, "--step")?.unwrap_or(0), number(options, "--row")?.unwrap_or(0));
     let found = inspect(&parts, &loader, step, row, near.as_ref())?;
-    let mut said = format!("step {}, row {}: lane {}, {} pieces, {} tokens of padding\n", found.step, found.row, found.lane, found.pieces.len(), found.padding);
+    let mut said =
+        format!("step {}, row {}: lane {}, {} pieces, {} tokens of padding\n", found.step, found.row, found.lane, found.pieces.len(), found.padding);
     for piece in &found.pieces {
         let place = piece.location.as_ref().map_or(String::new(), |l| format!(" ({l})"));
         let end = piece.start as usize + piece.tokens.len();

@@ -15,7 +15,8 @@ mod verify;
 use args::Command;
 use std::process::ExitCode;
 
-const COMMANDS: &[&Command] = &[&broker::COMMAND, &top::COMMAND, &stop::COMMAND, &clean::COMMAND, &index::COMMAND, &explain::COMMAND, &inspect::COMMAND, &verify::COMMAND];
+const COMMANDS: &[&Command] =
+    &[&broker::COMMAND, &top::COMMAND, &stop::COMMAND, &clean::COMMAND, &index::COMMAND, &explain::COMMAND, &inspect::COMMAND, &verify::COMMAND];
 
 fn main() -> ExitCode {
     let words: Vec<_> = std::env::args_os().skip(1).collect();

@@ -24,8 +24,7 @@ pub fn number(options: &Options, name: &str) -> Result<Option<u64>> {
 
 /// The loader's options, as far as all commands have them, with a progress bar on a terminal.
 pub fn loader_options(options: &Options) -> Result<loader::Options> {
-    let mut found = loader::Options::default();
-    found.cache_dir = options.get("--cache").map(Into::into);
+    let mut found = loader::Options { cache_dir: options.get("--cache").map(Into::into), ..loader::Options::default() };
     if let Some(threads) = number(options, "--threads")? {
         found.threads = threads as usize;
     }

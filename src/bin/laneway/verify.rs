@@ -27,7 +27,9 @@ pub const COMMAND: Command = Command {
 
 fn run(options: &Options) -> Result<ExitCode> {
     let list = options.get("--ranks").unwrap_or("1,2,4");
-    let rank = |text: &str| text.trim().parse().ok().filter(|n| *n > 0).ok_or_else(|| Error::invalid(format!("--ranks '{list}': expected numbers as in 1,2,4")));
+    let rank = |text: &str| {
+        text.trim().parse().ok().filter(|n| *n > 0).ok_or_else(|| Error::invalid(format!("--ranks '{list}': expected numbers as in 1,2,4")))
+    };
     let ranks = list.split(',').map(rank).collect::<Result<Vec<u32>>>()?;
     let resume_at = number(options, "--resume-at")?.unwrap_or(50);
     let steps = number(options, "--steps")?.unwrap_or(resume_at * 2).max(1);
@@ -60,7 +62,9 @@ fn shown_table(verified: &Verified, cut: u64, all: bool, difference: Option<u64>
     let mut rows: Vec<Vec<String>> = Vec::new();
     for step in 0..steps {
         if is_shown(step) {
-            let cell = |run: &laneway::loader::VerifyRun| step.checked_sub(run.from).and_then(|i| run.hashes.get(i as usize)).map_or(String::new(), |h| format!("{h:016x}"));
+            let cell = |run: &laneway::loader::VerifyRun| {
+                step.checked_sub(run.from).and_then(|i| run.hashes.get(i as usize)).map_or(String::new(), |h| format!("{h:016x}"))
+            };
             rows.push(std::iter::once(step.to_string()).chain(verified.runs.iter().map(cell)).collect());
         } else if step > 0 && is_shown(step - 1) {
             rows.push(vec!["…".into(); headings.len()]);

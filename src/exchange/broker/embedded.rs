@@ -49,8 +49,8 @@ fn last_words(mut program: Child, deadline: Instant) -> String {
     String::from_utf8_lossy(&words).trim().to_owned()
 }
 
-/// The `laneway` program: `$LANEWAY_BIN`, else beside the shared library or in `../bin` of it, else beside this
-/// program, else in `PATH`.
+/// The `laneway` program: `$LANEWAY_BIN`, else beside the shared library, in `../bin` of it or in the `bin` of its Python environment, else beside
+/// this program, else in `PATH`.
 fn find_program() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("LANEWAY_BIN").filter(|p| !p.is_empty()) {
         let path = PathBuf::from(path);
@@ -61,7 +61,8 @@ fn find_program() -> Result<PathBuf> {
     }
     let mut dirs = Vec::new();
     if let Some(dir) = host::library_path().as_deref().and_then(|p| p.parent()) {
-        dirs.extend([dir.to_owned(), dir.join("../bin")]);
+        // The last is where a Python environment has its commands: the wheel's library lies in lib/python3.x/site-packages/laneway.
+        dirs.extend([dir.to_owned(), dir.join("../bin"), dir.join("../../../../bin")]);
     }
     if let Ok(program) = std::env::current_exe() {
         dirs.extend(program.parent().map(PathBuf::from));
@@ -71,7 +72,7 @@ fn find_program() -> Result<PathBuf> {
     }
     let found = dirs.iter().map(|d| d.join("laneway")).find(|p| p.is_file());
     found.ok_or_else(|| {
-        let near: Vec<_> = dirs.iter().take(3).map(|d| d.display().to_string()).collect();
+        let near: Vec<_> = dirs.iter().take(4).map(|d| d.display().to_string()).collect();
         let message = format!("the `laneway` program was not found in {} or PATH; set LANEWAY_BIN, or start a broker yourself", near.join(", "));
         Error::new(Status::NotFound, message)
     })

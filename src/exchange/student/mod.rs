@@ -113,8 +113,8 @@ pub(crate) struct Inner {
     seats: Seats,
     stats: stats::Counters,
     spin: Spin,
-    /// How many threads wait in `next`.
-    waiters: AtomicU32,
+    /// How many threads sleep on the student's bell. Under a lock with what they announce there, so that one that wakes does not wipe out what another has just said.
+    sleepers: Mutex<u32>,
     cancelled: AtomicBool,
     closed: AtomicBool,
     owns_lane: AtomicBool,
@@ -197,7 +197,7 @@ impl Student {
             seats: Seats::new(options.max_workers),
             stats: stats::Counters::default(),
             spin: Spin::new(options.spin_us),
-            waiters: AtomicU32::new(0),
+            sleepers: Mutex::new(0),
             cancelled: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             owns_lane: AtomicBool::new(false),
@@ -480,22 +480,28 @@ impl Inner {
         if self.spin.until(left, there) {
             return;
         }
-        let announced = match wanted {
-            Some(position) if self.waiters.fetch_add(1, Ordering::SeqCst) == 0 => position + 1,
-            Some(_) => bell::ANY,
-            None => {
-                self.waiters.fetch_add(1, Ordering::SeqCst);
-                bell::ANY
-            }
-        };
-        let value = hot.bell.prepare(announced);
+        let value = self.announce(wanted);
         let no_model = self.page().generation() == 0;
-        if !there() && !self.cancelled.load(Ordering::SeqCst) && !self.closed.load(Ordering::SeqCst) {
+        if !self.is_ready() && !self.cancelled.load(Ordering::SeqCst) && !self.closed.load(Ordering::SeqCst) {
             self.stats.sleeps.fetch_add(1, Ordering::Relaxed);
             futex::wait(&hot.bell.word, value, if no_model { left.min(NO_MODEL_SLICE) } else { left });
         }
-        if self.waiters.fetch_sub(1, Ordering::SeqCst) == 1 {
-            hot.bell.awake();
+        self.awake();
+    }
+
+    /// Tells workers what this thread is about to sleep for (a position; `None`: any); the value to sleep on. The caller looks once more before it sleeps.
+    fn announce(&self, wanted: Option<u64>) -> u32 {
+        let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
+        *sleepers += 1;
+        let alone = *sleepers == 1;
+        self.segment.hot().bell.prepare(wanted.filter(|_| alone).map_or(bell::ANY, |position| position + 1))
+    }
+
+    fn awake(&self) {
+        let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
+        *sleepers -= 1;
+        if *sleepers == 0 {
+            self.segment.hot().bell.awake();
         }
     }
 

@@ -6,7 +6,8 @@ use super::Inner;
 use super::seats::Occupant;
 use super::window::NEVER_SUSPECT;
 use crate::base::{Error, Result};
-use crate::os::{clock, futex, process};
+use crate::os::clock::{self, Nanos};
+use crate::os::{futex, process};
 use crate::segment::bell;
 use crate::segment::cell::CellState;
 use crate::segment::seat::SeatState;
@@ -89,13 +90,6 @@ fn watch(inner: &Inner) {
     }
 }
 
-/// A ticket taken back from a dead worker, until somebody claims it again.
-struct Orphan {
-    index: usize,
-    version: u64,
-    since: i64,
-}
-
 /// One claim: position and opening of the ticket, the seat, and when.
 type Claim = (u64, u64, u32, u64);
 
@@ -109,7 +103,6 @@ struct Suspicion {
 }
 
 fn sweep(inner: &Inner) {
-    let mut orphans: Vec<Orphan> = Vec::new();
     let mut suspicion = Suspicion::default();
     while !inner.closed.load(Ordering::Acquire) {
         let control = inner.sweep_word.load(Ordering::Acquire);
@@ -119,26 +112,24 @@ fn sweep(inner: &Inner) {
             let alive = occupant.bell.alive();
             let seen = alive.load(Ordering::Acquire);
             if seen & futex::OWNER_DIED != 0 {
-                let sign = clock::now();
                 if !occupant.marked.swap(true, Ordering::AcqRel) {
                     // The kernel woke one sleeper; the other students that share this worker sleep on the same word.
                     futex::wake(alive, i32::MAX);
                 }
                 // Again in every turn until there is proof: the process's other threads may have run on for a moment and claimed more.
-                take_back(inner, *seat, sign, &mut orphans);
+                take_back(inner, *seat, clock::now());
             } else if seen != 0 {
                 words.push((alive, seen));
             }
-            bury(inner, *seat, occupant, &mut orphans);
+            bury(inner, *seat, occupant);
         }
-        watch_orphans(inner, &mut orphans);
         let busy = suspect(inner, &occupants, &mut suspicion);
         futex::wait_any(&words, if busy { BUSY } else { QUIET });
     }
 }
 
 /// Opens again what a seat has claimed. Ones that killed too many workers stay claimed: the next `next` delivers them as errors.
-fn take_back(inner: &Inner, seat: u32, sign: i64, orphans: &mut Vec<Orphan>) {
+fn take_back(inner: &Inner, seat: u32, sign: Nanos) {
     let mut reopened = 0;
     for (index, cell) in inner.segment.cells().iter().enumerate() {
         let word = cell.word();
@@ -149,11 +140,10 @@ fn take_back(inner: &Inner, seat: u32, sign: i64, orphans: &mut Vec<Orphan>) {
         if inner.exhausted(index, word, ticket.attempt).is_some() {
             continue;
         }
-        inner.deaths.add(index, word.version());
+        inner.deaths.add(index, word.version(), sign);
         if inner.exhausted(index, word, ticket.attempt).is_some() {
             futex::ring(&inner.segment.hot().bell.word);
         } else if cell.reopen(word) {
-            orphans.push(Orphan { index, version: word.version(), since: sign });
             reopened += 1;
         }
     }
@@ -164,7 +154,7 @@ fn take_back(inner: &Inner, seat: u32, sign: i64, orphans: &mut Vec<Orphan>) {
 }
 
 /// After proof, or after the worker has left by itself: its claims and its memory are free, and so is its seat.
-fn bury(inner: &Inner, seat: u32, occupant: &Occupant, orphans: &mut Vec<Orphan>) {
+fn bury(inner: &Inner, seat: u32, occupant: &Occupant) {
     let hinted = occupant.hinted.swap(false, Ordering::AcqRel);
     let dead = occupant.dead.load(Ordering::Acquire) || hinted && process::has_died(occupant.pidfd.as_fd());
     let place = &inner.segment.seats()[seat as usize];
@@ -172,7 +162,7 @@ fn bury(inner: &Inner, seat: u32, occupant: &Occupant, orphans: &mut Vec<Orphan>
     if !dead && !left {
         return;
     }
-    take_back(inner, seat, clock::now(), orphans);
+    take_back(inner, seat, clock::now());
     let is_full = |cell: u32, version: u64, slot: u32| {
         inner.segment.cells().get(cell as usize).is_some_and(|c| {
             let word = c.word();
@@ -190,22 +180,6 @@ fn bury(inner: &Inner, seat: u32, occupant: &Occupant, orphans: &mut Vec<Orphan>
         // It has opened what it had in hand again by itself, and rang nobody.
         inner.ring_workers(u32::MAX);
     }
-}
-
-fn watch_orphans(inner: &Inner, orphans: &mut Vec<Orphan>) {
-    orphans.retain(|orphan| {
-        let cell = &inner.segment.cells()[orphan.index];
-        let word = cell.word();
-        if word.version() != orphan.version || word.state() == CellState::Empty {
-            return false;
-        }
-        if word.state() == CellState::Open {
-            return true;
-        }
-        let took = (cell.claimed_at() as i64).saturating_sub(orphan.since);
-        inner.stats.slowest_reclaim_ns.fetch_max(took.max(0) as u64, Ordering::Relaxed);
-        false
-    });
 }
 
 /// Gives the oldest ticket to another worker if the one that has it is stopped, or is slow while another is idle, and rings again if nobody took it. Returns
@@ -270,7 +244,10 @@ fn give_again(inner: &Inner, oldest: u64, stopped: Option<u32>) {
     for position in positions {
         let cell = inner.segment.cell(position);
         let word = cell.word();
-        given += u32::from(stopped.is_none_or(|seat| word.seat() == seat) && cell.reopen(word));
+        if stopped.is_none_or(|seat| word.seat() == seat) && cell.reopen(word) {
+            inner.deaths.forget_time(inner.segment.cell_index(position));
+            given += 1;
+        }
     }
     if given > 0 {
         let why = if stopped.is_some() { "stopped" } else { "slow" };
@@ -283,14 +260,11 @@ fn give_again(inner: &Inner, oldest: u64, stopped: Option<u32>) {
 fn herald(inner: &Inner) {
     let hot = inner.segment.hot();
     while !inner.closed.load(Ordering::Acquire) {
-        inner.waiters.fetch_add(1, Ordering::SeqCst);
-        let value = hot.bell.prepare(bell::ANY);
+        let value = inner.announce(None);
         if let Some(event) = inner.ready_event.get().filter(|_| inner.is_ready()) {
             event.set();
         }
         futex::wait(&hot.bell.word, value, clock::SLICE);
-        if inner.waiters.fetch_sub(1, Ordering::SeqCst) == 1 {
-            hot.bell.awake();
-        }
+        inner.awake();
     }
 }

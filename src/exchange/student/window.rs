@@ -5,7 +5,7 @@ use crate::base::{Error, Result, Status, ticket_seed};
 use crate::os::memory::AlignedBuf;
 use crate::segment::cell::{CellState, CellWord, Ticket};
 use crate::segment::region::Segment;
-use crate::segment::slot::{Content, SlotState};
+use crate::segment::slot::Content;
 use std::sync::atomic::Ordering;
 
 /// Durations remembered for the 95th percentile, and how many must be known before anybody is suspected of being slow.
@@ -242,6 +242,11 @@ impl Window {
         if !meta.read() {
             return Some(format!("slot {slot} is {:?}, not ready, although its cell is full", meta.word().state()));
         }
+        let index = inner.segment.cell_index(position);
+        let claimed_at = inner.segment.cells()[index].claimed_at() as i64;
+        if let Some(took) = inner.deaths.reclaimed_in(index, word.version(), claimed_at) {
+            inner.stats.slowest_reclaim_ns.fetch_max(took, Ordering::Relaxed);
+        }
         self.found.push(Found { position, slot, content });
         None
     }
@@ -381,10 +386,7 @@ fn discard(inner: &Inner, index: usize, withdrawn: CellWord) {
         return;
     }
     if let Some(slot) = inner.segment.slots().get(withdrawn.slot() as usize) {
-        let (word, content) = (slot.word(), slot.content());
-        if word.state() == SlotState::Ready && content.cell == index as u32 && content.version == withdrawn.version() {
-            slot.free(word);
-        }
+        slot.discard(index as u32, withdrawn.version());
     }
 }
 

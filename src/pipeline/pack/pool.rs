@@ -54,7 +54,7 @@ impl Pack for Pool {
 
     fn pop(&mut self, flush: bool) -> Option<Row> {
         let enough = self.held.len() >= self.size && self.tokens >= u64::from(self.length);
-        if !enough && !(flush && self.tokens > 0) {
+        if !(enough || flush && self.tokens > 0) {
             return None;
         }
         let (mut row, mut room) = (Row::new(), self.length);

@@ -82,7 +82,7 @@ fn every_token_comes_out_once_and_the_wrap_kinds_pad_only_the_last_row() {
             seen.sort();
             for (i, len) in lens.iter().enumerate() {
                 let pieces = seen.iter().filter(|p| p.0 == i as u64);
-                let end = pieces.fold(0, |end, p| (p.1 == end).then_some(end + p.2).unwrap_or(u32::MAX));
+                let end = pieces.fold(0, |end, p| if p.1 == end { end + p.2 } else { u32::MAX });
                 assert_eq!(end, *len, "{algorithm:?}, document {i}");
             }
             if matches!(algorithm, Algorithm::Wrap | Algorithm::BestFitWrap) {

@@ -1,7 +1,8 @@
 //! What a `tokenizer.json`, and the files that may lie beside it, say about special tokens.
 
-use super::{Special, TokenizerOptions};
+use super::TokenizerOptions;
 use crate::base::{Error, Result, Status};
+use crate::recipe::SpecialTokens;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use std::fmt;
@@ -138,8 +139,8 @@ impl Roles {
             pad: role("pad_token", &options.pad_token, &PAD)?,
         };
         let missing = match options.special {
-            Special::Bos | Special::BosEos if roles.bos.is_none() => "bos_token",
-            Special::Eos | Special::BosEos if roles.eos.is_none() => "eos_token",
+            SpecialTokens::Bos | SpecialTokens::BosEos if roles.bos.is_none() => "bos_token",
+            SpecialTokens::Eos | SpecialTokens::BosEos if roles.eos.is_none() => "eos_token",
             _ => return Ok(roles),
         };
         let known: Vec<&str> = file.added_tokens.iter().filter(|t| t.special).map(|t| t.content.as_str()).collect();

@@ -1,4 +1,4 @@
-//! Proofs by exhaustion (loom) over the algorithms of cells, slots and bells. Each test explores every interleaving, and every value that a relaxed load may
+//! Proofs by exhaustion (loom) over the algorithms of cells, slots, seats and bells. Each test explores every interleaving, and every value that a relaxed load may
 //! see, up to the bound it states. Run with `cargo test --release` in this folder.
 
 pub mod sync {
@@ -10,6 +10,8 @@ pub mod sync {
 mod bell;
 #[path = "../../../src/segment/cell.rs"]
 mod cell;
+#[path = "../../../src/segment/seat.rs"]
+mod seat;
 #[path = "../../../src/segment/slot.rs"]
 mod slot;
 

@@ -1,6 +1,7 @@
 use super::cell::{Cell, CellState, CellWord, Ticket};
+use super::seat::SeatState;
 use super::slot::{Content, Slot, SlotState, sweep};
-use super::sync::{AtomicU32, AtomicU64, Ordering, fence};
+use super::sync::{AtomicU32, AtomicU64, Ordering};
 use loom::sync::Arc;
 use loom::thread;
 
@@ -24,6 +25,8 @@ fn model(bound: usize, body: impl Fn() + Send + Sync + 'static) {
 }
 
 /// Two workers race for one ticket: one claims, and what the student reads is what the winner wrote, without a data race.
+///
+/// Caught: a `claim` that takes a CLAIMED cell, or that looks and then stores; a `publish` that takes an OPEN cell only.
 #[test]
 fn one_of_two_workers_claims_and_its_payload_is_seen_whole() {
     model(3, || {
@@ -44,7 +47,7 @@ fn one_of_two_workers_claims_and_its_payload_is_seen_whole() {
                     let t = cell.ticket(word).expect("nobody withdraws here");
                     assert_eq!((t.lane, t.step), (10, 100));
                     payload[i].0.with_mut(|p| unsafe { *p = t.position + 41 });
-                    let content = Content { cell: 0, version: word.version(), length: 8, failed: false, made_in: 0 };
+                    let content = Content { cell: 0, version: word.version(), length: 8, failed: false, made_in: 9 };
                     let ready = slots[i].ready(writing, &content).expect("nobody takes it away");
                     assert!(cell.publish(word.version(), seat, i as u32), "the only publisher of this opening");
                     let _ = ready;
@@ -65,16 +68,19 @@ fn one_of_two_workers_claims_and_its_payload_is_seen_whole() {
     });
 }
 
+/// What a student does with a FULL cell: the record, then the slot, then the payload, then the cell.
 fn take(cell: &Cell, slots: &[Slot; 2], payload: &[Payload; 2], seen: CellWord) {
     let slot = &slots[seen.slot() as usize];
+    assert_eq!(slot.content(), Content { cell: 0, version: seen.version(), length: 8, failed: false, made_in: 9 }, "the record is whole");
     assert!(slot.read());
-    assert_eq!(slot.content().length, 8);
     payload[seen.slot() as usize].0.with(|p| assert_eq!(unsafe { *p }, 42));
     cell.withdraw();
     slot.let_go();
 }
 
 /// Suspicion opens a claimed ticket again while its first worker still runs: exactly one publication wins, the loser's slot is free.
+///
+/// Caught: a `publish` over a FULL cell, or over an OPEN one only; a `claim` that takes a CLAIMED cell, or that looks and then stores.
 #[test]
 fn a_suspected_worker_and_its_stand_in_publish_once() {
     model(3, || {
@@ -121,6 +127,9 @@ fn finish(cell: &Cell, slot: &Slot, writing: super::slot::SlotWord, version: u64
 
 /// The student opens a ticket anew (a raised generation) while a worker claims and publishes the old one: no mixture of records is acted on, and the old
 /// sample is either withdrawn as FULL or fails to publish.
+///
+/// Caught: either fence of the record, or its second look at the word, left out; an `open`, a `word` or a `publish` that is relaxed; an `open` that keeps
+/// the version; a `publish` that ignores it.
 #[test]
 fn a_ticket_opened_anew_is_never_filled_with_the_old_sample() {
     model(3, || {
@@ -168,6 +177,8 @@ fn a_ticket_opened_anew_is_never_filled_with_the_old_sample() {
 }
 
 /// A dead worker's seat is swept while the student takes the sample that it published last: the slot is the student's until it lets go.
+///
+/// Caught: a sweep that frees READY slots without looking at their cells, or READING ones, or leaves WRITING ones.
 #[test]
 fn the_sweep_of_a_dead_seat_never_frees_a_slot_that_is_read() {
     model(3, || {
@@ -200,6 +211,8 @@ fn the_sweep_of_a_dead_seat_never_frees_a_slot_that_is_read() {
 }
 
 /// A slot discarded by the student and swept at the same time is freed once; whoever takes it next keeps it.
+///
+/// Caught: a sweep of any seat's slots.
 #[test]
 fn two_who_free_one_orphan_free_it_once() {
     model(3, || {
@@ -226,6 +239,8 @@ fn two_who_free_one_orphan_free_it_once() {
 }
 
 /// Sleeping student, publishing worker: one of them sees the other (the student's bell).
+///
+/// Caught: either fence left out.
 #[test]
 fn a_publication_is_seen_before_sleep_or_rings() {
     loom::model(|| {
@@ -246,6 +261,8 @@ fn a_publication_is_seen_before_sleep_or_rings() {
 }
 
 /// Sleeping worker, opening student: one of them sees the other (the seat's idle flag).
+///
+/// Caught: either fence left out.
 #[test]
 fn an_opened_ticket_is_seen_before_sleep_or_rings() {
     loom::model(|| {
@@ -266,23 +283,154 @@ fn an_opened_ticket_is_seen_before_sleep_or_rings() {
     });
 }
 
-/// The fence of a model switch: a raise that came before the last look is honoured.
+/// Three act on one opening: its worker, which is slow, publishes; suspicion opens it for a stand-in; the student takes it back to open it anew for the next
+/// generation. Whoever is first, the new opening stays open, and no slot is lost or freed twice.
+///
+/// Caught: a `publish` that ignores the version, or is relaxed; a `reopen` of whatever claim is there; an `open` that keeps the version.
 #[test]
-fn a_sample_is_not_delivered_after_a_raise_that_happened_before() {
-    loom::model(|| {
-        let generation = Arc::new(AtomicU64::new(1));
-        let raised = Arc::new(AtomicU32::new(0));
-        let leader = {
-            let (generation, raised) = (generation.clone(), raised.clone());
+fn suspicion_publication_and_withdrawal_leave_one_clean_opening() {
+    model(3, || {
+        let cell = Arc::new(cell());
+        let slot = Arc::new(Slot::unbound());
+        let open = cell.open(&ticket(1));
+        let claimed = cell.claim(open, 0).unwrap();
+        let writing = slot.take(0).unwrap();
+        let slow = {
+            let (cell, slot) = (cell.clone(), slot.clone());
+            thread::spawn(move || finish(&cell, &slot, writing, open.version(), 0, 0))
+        };
+        let suspicion = {
+            let cell = cell.clone();
+            thread::spawn(move || cell.reopen(claimed))
+        };
+        let old = cell.withdraw();
+        let was_full = old.state() == CellState::Full && slot.discard(0, old.version());
+        let anew = cell.open(&ticket(2));
+        let won = slow.join().unwrap();
+        suspicion.join().unwrap();
+        assert_eq!(cell.word(), anew, "the new opening is untouched");
+        assert_eq!(won, was_full, "a publication that won was seen by the withdrawal");
+        assert_eq!(slot.word().state(), SlotState::Free, "the slot is free, whoever freed it");
+    });
+}
+
+/// A suspected worker's claim is opened again while another takes and loses it by turns: `reopen` undoes only the claim that was looked at, so a stand-in that has
+/// just claimed keeps its claim.
+///
+/// Caught: a `reopen` that takes whatever claim is there; a `claim` that takes a CLAIMED cell.
+#[test]
+fn a_claim_is_opened_again_only_by_who_has_seen_it() {
+    model(3, || {
+        let cell = Arc::new(cell());
+        let open = cell.open(&ticket(1));
+        let first = cell.claim(open, 0).unwrap();
+        let reopened = Arc::new(AtomicU32::new(0));
+        let (sweeper, suspicion) = {
+            let start = |cell: &Arc<Cell>| {
+                let (cell, reopened) = (cell.clone(), reopened.clone());
+                thread::spawn(move || {
+                    if cell.reopen(first) {
+                        reopened.fetch_add(1, Ordering::Relaxed);
+                    }
+                })
+            };
+            (start(&cell), start(&cell))
+        };
+        let stand_in = cell.claim(cell.word(), 1);
+        sweeper.join().unwrap();
+        suspicion.join().unwrap();
+        assert_eq!(reopened.load(Ordering::Relaxed), 1, "once");
+        match stand_in {
+            Some(claimed) => assert_eq!(cell.word(), claimed, "the stand-in keeps its claim"),
+            None => assert_eq!(cell.word(), open),
+        }
+    });
+}
+
+/// A worker dies right after it has published; its seat is swept and given to another worker, which takes the same slot and makes another sample in it, while the
+/// student takes the dead one's sample back. The new worker's sample is not freed for the old one's.
+///
+/// Caught: a `take` that keeps the slot's version; a `discard` that looks at the word last, or not at the opening; a `ready` before its record; relaxed steps.
+#[test]
+fn a_new_worker_in_a_dead_ones_seat_keeps_its_slot() {
+    model(3, || {
+        let cells = Arc::new([cell(), cell()]);
+        let slots = Arc::new([Slot::unbound()]);
+        let opens = [cells[0].open(&ticket(1)), cells[1].open(&ticket(2))];
+        cells[0].claim(opens[0], 5).unwrap();
+        let writing = slots[0].take(5).unwrap();
+        assert!(finish(&cells[0], &slots[0], writing, opens[0].version(), 5, 0));
+        let heir = {
+            let (cells, slots) = (cells.clone(), slots.clone());
             thread::spawn(move || {
-                generation.store(2, Ordering::SeqCst);
-                raised.store(1, Ordering::Release); // set_model returned
+                // The student's sweeper, after proof; then the seat's next worker.
+                sweep(&slots[..], 5, |cell, version, slot| {
+                    let w = cells[cell as usize].word();
+                    w.state() == CellState::Full && w.version() == version && w.slot() == slot
+                });
+                let Some(writing) = slots[0].take(5) else { return false };
+                cells[1].claim(cells[1].word(), 5).unwrap();
+                let content = Content { cell: 1, version: opens[1].version(), length: 8, failed: false, made_in: 0 };
+                slots[0].ready(writing, &content).expect("nobody takes it away");
+                assert!(cells[1].publish(opens[1].version(), 5, 0));
+                true
             })
         };
-        let returned_before = raised.load(Ordering::Acquire) == 1;
-        fence(Ordering::SeqCst);
-        let last_look = generation.load(Ordering::SeqCst);
-        assert!(!returned_before || last_look == 2);
-        leader.join().unwrap();
+        let old = cells[0].withdraw();
+        assert_eq!(old.state(), CellState::Full);
+        slots[0].discard(0, old.version());
+        let expected = if heir.join().unwrap() { SlotState::Ready } else { SlotState::Free };
+        assert_eq!(slots[0].word().state(), expected);
+    });
+}
+
+/// A worker leaves its seat and the student gives it to another: whoever sees its own name there, and the seat taken, sees a seat that is its own.
+///
+/// Caught: a `give` without release; a `uuid` without acquire; a `give` and a `vacate` that leave the sleeper's flag.
+#[test]
+fn a_seat_that_is_given_again_is_the_next_workers_alone() {
+    model(3, || {
+        let seat = Arc::new(super::seat::Seat::unbound());
+        seat.give(1);
+        seat.idle.announce();
+        let next = {
+            let seat = seat.clone();
+            thread::spawn(move || {
+                if seat.uuid() == 2 && seat.state() == SeatState::Taken {
+                    assert!(!seat.idle.is_idle(), "nobody sleeps here yet");
+                    assert_eq!(seat.counts(), (0, 0));
+                    seat.count(true);
+                    return true;
+                }
+                false
+            })
+        };
+        // By the worker before, and then by the student.
+        seat.count(true);
+        seat.leave();
+        assert_eq!(seat.state(), SeatState::Left);
+        seat.vacate();
+        seat.give(2);
+        let sat = next.join().unwrap();
+        assert_eq!((seat.state(), seat.counts()), (SeatState::Taken, (u64::from(sat), 0)));
+    });
+}
+
+/// Caught: a `read` of a slot that is not READY.
+#[test]
+fn a_slot_is_read_only_when_it_is_ready_and_let_go_only_when_it_is_read() {
+    loom::model(|| {
+        let slot = Slot::unbound();
+        let content = Content { cell: 3, version: 4, length: 8, failed: false, made_in: 0 };
+        assert!(!slot.read());
+        let writing = slot.take(1).unwrap();
+        slot.let_go();
+        assert!(!slot.read() && slot.take(2).is_none() && slot.word() == writing);
+        let ready = slot.ready(writing, &content).unwrap();
+        assert!(slot.ready(writing, &content).is_none() && !slot.discard(3, 5) && !slot.discard(4, 4));
+        assert!(slot.read() && !slot.read() && !slot.free(ready));
+        assert!(!slot.discard(3, 4), "the student reads it");
+        slot.let_go();
+        assert_eq!(slot.word().state(), SlotState::Free);
     });
 }

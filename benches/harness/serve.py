@@ -1,0 +1,108 @@
+"""The inside of a measured process: the student's side of a peer, which takes samples when it is told to and says what that cost.
+
+One line of JSON in, one line out, on stdin and stdout:
+
+    {"seconds": 0.4} or {"samples": 10000}    →    {"samples", "wall_s", "cpu_s": {role: seconds}, "p50_us", "p99_us"}
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+CONSTANT = 7
+"""What every byte of every sample is, in all peers."""
+
+
+def process_cpu(pid: int) -> float:
+    """CPU seconds that a process has used so far, all threads together, exact to the nanosecond.
+
+    The clock of another process is numbered as ``clock_getcpuclockid`` does it: the inverted pid above three bits of kind.
+    """
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def touch(sample: np.ndarray) -> None:
+    """What a student does with a sample in every peer: looks at its first and its last byte."""
+    if sample[0] != CONSTANT or sample[-1] != CONSTANT:
+        raise AssertionError(f"a sample begins with {sample[0]} and ends with {sample[-1]}; expected {CONSTANT}")
+
+
+def end_with_parent() -> None:
+    """Has the kernel end this process when the one that started it dies, however that happens."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
+def serve(
+    pids: dict[str, int],
+    take: Callable[[], int],
+    give_back: Callable[[], object] | None = None,
+    ahead: int = 0,
+    state: Callable[[], dict[str, Any]] = dict,
+) -> None:
+    """Says that it is ready, then obeys until stdin ends.
+
+    Args:
+        pids: every process that takes part, by role.
+        take: asks for at least one sample, takes and touches it, and returns how many it took. Its duration is what p50 and p99 are of.
+        ahead: most samples that may lie ready before a window begins. So many are taken first and not counted.
+        give_back: what is to be done with the samples afterwards. It counts for the rate and for CPU, not for p50 and p99.
+        state: what else there is to tell, answered to ``{"state": true}``.
+    """
+    say({"pids": pids})
+    for line in sys.stdin:
+        command = json.loads(line)
+        say(state() if "state" in command else _window(pids, take, give_back, ahead, command))
+
+
+def _window(
+    pids: dict[str, int], take: Callable[[], int], give_back: Callable[[], object] | None, ahead: int, command: dict[str, float]
+) -> dict[str, Any]:
+    while ahead > 0:
+        ahead -= take()
+        if give_back is not None:
+            give_back()
+    clock = time.perf_counter_ns
+    most = command.get("samples", float("inf"))
+    durations: list[int] = []
+    samples = 0
+    cpu = {role: -process_cpu(pid) for role, pid in pids.items()}
+    start = now = clock()
+    end = start + int(command.get("seconds", 1e9) * 1e9)
+    while now < end and samples < most:
+        samples += take()
+        taken = clock()
+        durations.append(taken - now)
+        if give_back is not None:
+            give_back()
+            taken = clock()
+        now = taken
+    wall = now - start
+    for role, pid in pids.items():
+        cpu[role] += process_cpu(pid)
+    p50, p99 = np.percentile(durations, (50, 99)) / 1e3
+    return {"samples": samples, "wall_s": wall / 1e9, "cpu_s": cpu, "p50_us": p50, "p99_us": p99}
+
+
+def say(message: dict[str, Any]) -> None:
+    """One line to whoever measures."""
+    print(json.dumps(message), flush=True)
+
+
+def wait_until(condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
+    """Waits for something that comes soon, or says what did not."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError(f"{what} did not come within {seconds:.0f} s")
+        time.sleep(0.01)
+
+

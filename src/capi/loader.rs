@@ -1,0 +1,615 @@
+//! A rank's part of every global batch, in order: for one recipe the same rows in the same order, byte for byte, on any
+//! number of ranks, with any of the options below but `rank` and `ranks`, in one run or across any chain of saves and loads.
+//!
+//! Errors of data and of user functions stay: `lw_loader_next` returns them again until the loader is moved or loaded.
+
+use super::arg::{self, Sized_};
+use super::batch::lw_batch;
+use super::dataset::{lw_dataset, lw_progress_fn, progress};
+use super::functions::functions;
+use super::guard::{guard, guard_or};
+use super::home::Home;
+use super::recipe::lw_recipe;
+use super::status::lw_status;
+use crate::base::{Error, Result, Status, Stop};
+use crate::data::Dataset;
+use crate::loader::{Loader, Options, Progress, ProgressFn};
+use crate::os::clock;
+use crate::pipeline::{Batch, Checkpoint};
+use crate::plan::BatchSchedule;
+use std::ffi::{c_char, c_void};
+use std::path::PathBuf;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// In `threads`: one a processor.
+pub const LW_THREADS_ALL: u32 = u32::MAX;
+
+/// As a number of steps: the stream does not end.
+pub const LW_ENDLESS: u64 = u64::MAX;
+
+/// The text that a map function makes; it exists during the call.
+pub struct lw_text {
+    pub(super) text: String,
+}
+
+/// A function of the user's on a document's text, before it becomes tokens: a `map` or a `filter`. Fill it after `lw_function_table_init`.
+///
+/// Functions run on any thread, on several at once, in any order, and again after a load: they must be pure, giving the same for the same text.
+/// `text` is `len` bytes of UTF-8 without a NUL behind, valid during the call. One that fails may say why with `lw_set_last_error`; the run fails
+/// at the row that needs the document. They must not throw, or call functions of a loader.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct lw_function_table {
+    /// `sizeof(lw_function_table)`.
+    pub struct_size: usize,
+    /// Handed to the function.
+    pub user: *mut c_void,
+    /// Called once when the function is no longer used, on any thread. May be NULL.
+    pub drop: Option<unsafe extern "C" fn(user: *mut c_void)>,
+    /// As in the recipe's list `functions`, NUL-terminated UTF-8: a name with a version, "clean 2" say, that its author changes whenever it would do
+    /// anything else than before. Copied.
+    pub name: *const c_char,
+    /// Appends the new text to `out`, which is empty, with `lw_text_append`. Returns 0 for success and anything else for failure.
+    pub map: Option<unsafe extern "C" fn(user: *mut c_void, text: *const c_char, len: usize, out: *mut lw_text) -> i32>,
+    /// Returns 1 if the document is kept, 0 if it is left out, and anything else for failure.
+    pub filter: Option<unsafe extern "C" fn(user: *mut c_void, text: *const c_char, len: usize) -> i32>,
+}
+
+/// A table without a function.
+pub(super) const fn no_function() -> lw_function_table {
+    lw_function_table { struct_size: size_of::<lw_function_table>(), user: ptr::null_mut(), drop: None, name: ptr::null(), map: None, filter: None }
+}
+
+// SAFETY: `repr(C)`, begins with a `usize`, without padding, and every field is a raw pointer or a function that may be NULL.
+unsafe impl Sized_ for lw_function_table {
+    const NAME: &'static str = "lw_function_table";
+    const LEAST: usize = 48;
+}
+
+/// Which rank it is, and what may change speed and memory but no byte. Fill it after `lw_loader_options_init`. What it points to is read
+/// during `lw_loader_open` only.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct lw_loader_options {
+    /// `sizeof(lw_loader_options)`.
+    pub struct_size: usize,
+    /// This rank, from 0. Default 0. All tensor-, pipeline- and context-parallel peers of one data-parallel rank use its number.
+    pub rank: u32,
+    /// Data-parallel ranks in all. Default 1. They must divide the lanes, unless `uneven` is set; an error lists those that do.
+    pub ranks: u32,
+    /// Rows of a batch; 0 (the default): all rows of the rank at a step. They must divide those, unless `uneven` is set.
+    pub microbatch_size: u64,
+    /// 1: ranks and `microbatch_size` need not divide; every rank has the same number of batches, and short ones end each step with fully masked rows.
+    /// Default 0.
+    pub uneven: i32,
+    /// Threads that read and make tokens; 0: those that call `lw_loader_next` do, and a deadline that has passed then makes nothing. Default
+    /// `LW_THREADS_ALL`.
+    pub threads: u32,
+    /// Steps made ahead of the one that is waited for. Default 1.
+    pub prefetch: u64,
+    /// Where indexes, token counts and verdicts on tokenizers are kept, NUL-terminated UTF-8. NULL (the default): indexes in `.laneway/` beside each
+    /// shard, the rest in `$LANEWAY_CACHE`, else in the user's cache directory.
+    pub cache_dir: *const c_char,
+    /// Bytes that half-read compressed files may keep, for each dataset. Default 256 MiB.
+    pub memory_budget: u64,
+    /// Bytes of text that a thread takes at once. Default 32 KiB.
+    pub task_bytes: u64,
+    /// `function_count` tables, one for each name in the recipe's `functions`, in any order. Copied; each one's `drop` is called exactly once if
+    /// `lw_loader_open` succeeds, and never if it fails.
+    pub functions: *const *const lw_function_table,
+    /// How many.
+    pub function_count: usize,
+    /// Told of indexing, and of counting tokens, also by later calls: until `lw_loader_free`. NULL (the default): nobody is.
+    pub progress: lw_progress_fn,
+    /// Handed to `progress`.
+    pub progress_user: *mut c_void,
+}
+
+const DEFAULTS: lw_loader_options = lw_loader_options {
+    struct_size: size_of::<lw_loader_options>(),
+    rank: 0,
+    ranks: 1,
+    microbatch_size: 0,
+    uneven: 0,
+    threads: LW_THREADS_ALL,
+    prefetch: 1,
+    cache_dir: ptr::null(),
+    memory_budget: 256 << 20,
+    task_bytes: 32 << 10,
+    functions: ptr::null(),
+    function_count: 0,
+    progress: None,
+    progress_user: ptr::null_mut(),
+};
+
+// SAFETY: `repr(C)`, begins with a `usize`, without padding, and every field is an integer, a raw pointer, or a function that may be NULL.
+unsafe impl Sized_ for lw_loader_options {
+    const NAME: &'static str = "lw_loader_options";
+    const LEAST: usize = 96;
+}
+
+/// A state that was saved: the bytes of `lw_loader_save`, or the JSON text of `lw_loader_save_json`, which may be several ranks' merged.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct lw_state {
+    /// Its bytes.
+    pub data: *const c_void,
+    /// How many.
+    pub len: usize,
+}
+
+/// A loader. All functions but `lw_loader_free` may be called by any number of threads at once: they take turns, and get theirs while
+/// `lw_loader_next` waits.
+pub struct lw_loader {
+    /// Held by whoever waits for the loader, so that nobody overtakes.
+    turn: Mutex<()>,
+    /// `None` once closed.
+    loader: Mutex<Option<Loader>>,
+    recipe: lw_recipe,
+    schedule: BatchSchedule,
+    datasets: Vec<lw_dataset>,
+    /// For batches.
+    shared: Arc<[Dataset]>,
+    stop: Stop,
+    closed: AtomicBool,
+    batches: AtomicU64,
+    waited_ns: AtomicU64,
+    home: Home,
+}
+
+/// How long a wait holds the loader before others get their turn.
+const SLICE: Duration = Duration::from_millis(50);
+
+impl lw_loader {
+    /// The loader, when it is this thread's turn.
+    fn enter(&self) -> Result<Entered<'_>> {
+        self.home.check("loader")?;
+        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let loader = self.loader.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(turn);
+        if self.closed.load(Ordering::Relaxed) || loader.is_none() {
+            return Err(Error::new(Status::Closed, "the loader was closed"));
+        }
+        Ok(Entered(loader))
+    }
+
+    fn next(&self, deadline: i64) -> Result<Option<Batch>> {
+        let begin = clock::now();
+        let batch = loop {
+            let mut entered = self.enter()?;
+            self.stop.check()?;
+            let slice = deadline.min(clock::after(SLICE));
+            match entered.loader().next(Some(clock::instant(slice))) {
+                Err(e) if e.status == Status::Timeout && clock::now() < deadline => {}
+                other => break other?,
+            }
+        };
+        self.waited_ns.fetch_add((clock::now() - begin) as u64, Ordering::Relaxed);
+        self.batches.fetch_add(u64::from(batch.is_some()), Ordering::Relaxed);
+        Ok(batch)
+    }
+
+    fn stats(&self) -> Result<String> {
+        let stats = self.enter()?.loader().stats()?;
+        let (counts, left) = (&stats.counts, &stats.counts.left_out);
+        let object = serde_json::json!({
+            "batches": self.batches.load(Ordering::Relaxed),
+            "waited_ns": self.waited_ns.load(Ordering::Relaxed),
+            "documents": counts.documents,
+            "tokens": counts.tokens,
+            "rows": counts.rows,
+            "epoch": counts.epoch,
+            "truncated_tokens": counts.truncated,
+            "empty": left.empty,
+            "filtered": left.filtered,
+            "skipped": left.skipped,
+            "dropped": left.dropped,
+            "dropped_tokens": left.dropped_tokens,
+            "bytes_read": stats.bytes_read,
+            "tokenizer": stats.tokenizer,
+        });
+        Ok(object.to_string())
+    }
+
+    fn info(&self) -> Result<String> {
+        let mut entered = self.enter()?;
+        let loader = entered.loader();
+        let (recipe, parts, rank, schedule) = (loader.recipe(), loader.parts(), loader.rank(), loader.schedule());
+        let step = loader.step();
+        let each = schedule.rows_at(step);
+        let token = |id: Option<u32>| id.map_or(serde_json::Value::Null, Into::into);
+        let tokenizer = parts.decoder.as_ref().map(|t| {
+            serde_json::json!({
+                "path": t.path().to_string_lossy(), "engine": parts.tokenizer_engine, "fingerprint": format!("{:016x}", parts.tokenizer),
+                "vocab_size": t.vocab_size(), "bos": token(t.bos()), "eos": token(t.eos()), "pad": token(t.pad()),
+            })
+        });
+        let datasets = recipe.datasets.iter().zip(&parts.datasets).map(|(d, data)| {
+            serde_json::json!({
+                "name": d.spec.name, "documents": data.documents(), "groups": data.groups().len(), "shards": data.shards().len(),
+                "fingerprint": format!("{:016x}", data.fingerprint()),
+            })
+        });
+        let object = serde_json::json!({
+            "fingerprint": format!("{:016x}", recipe.fingerprint()),
+            "step": step,
+            "lanes": schedule.lanes(),
+            "first_lane": rank.lanes.start,
+            "end_lane": rank.lanes.end,
+            "global_batch": schedule.global_batch(step),
+            "rows": rank.rows(each),
+            "microbatch_size": rank.microbatch_rows(each),
+            "microbatches": rank.microbatches(each),
+            "row_length": recipe.pack.max_length,
+            "pad_token_id": parts.pad_token_id,
+            "finite": recipe.is_finite(),
+            "datasets": datasets.collect::<Vec<_>>(),
+            "tokenizer": tokenizer,
+        });
+        Ok(object.to_string())
+    }
+}
+
+/// A loader whose turn it is.
+struct Entered<'a>(MutexGuard<'a, Option<Loader>>);
+
+impl Entered<'_> {
+    fn loader(&mut self) -> &mut Loader {
+        self.0.as_mut().expect("checked when it was entered, and held since")
+    }
+}
+
+/// Sets `struct_size` and makes everything else empty. NULL is allowed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_function_table_init(table: *mut lw_function_table) {
+    if !table.is_null() {
+        // SAFETY: the caller promises that it is writable.
+        unsafe { table.write(no_function()) };
+    }
+}
+
+/// Appends `len` bytes of UTF-8 to the text that a map function makes. They are copied. On the thread of that call only.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_text_append(out: *mut lw_text, text: *const c_char, len: usize) -> lw_status {
+    guard(|| {
+        // SAFETY: the caller promises the pointer that its map function was given, during that call, and `len` bytes at `text`.
+        let (out, text) = unsafe { (out.as_mut().ok_or_else(|| arg::null("out"))?, arg::text(text, len, "text")?) };
+        out.text.push_str(text);
+        Ok(())
+    })
+}
+
+/// Sets `struct_size` and the defaults. NULL is allowed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_loader_options_init(options: *mut lw_loader_options) {
+    if !options.is_null() {
+        // SAFETY: the caller promises that it is writable.
+        unsafe { options.write(DEFAULTS) };
+    }
+}
+
+/// Opens the recipe's datasets and its tokenizer; what has to be indexed is indexed first. `options` may be NULL: all defaults. No thread is
+/// started before the first batch is asked for. On success `*out` is the caller's: free it with `lw_loader_free`. Any thread.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_loader_open(recipe: *const lw_recipe, options: *const lw_loader_options, out: *mut *mut lw_loader) -> lw_status {
+    guard(|| {
+        let out = arg::out(out, "out")?;
+        // SAFETY: the caller promises a valid handle.
+        let recipe = &unsafe { arg::object(recipe, "recipe") }?.recipe;
+        // SAFETY: the caller promises NULL or options that begin with their size.
+        let options = if options.is_null() { DEFAULTS } else { unsafe { arg::versioned(options, DEFAULTS) }? };
+        let stop = Stop::default();
+        // SAFETY: the caller promises that what the options point to is readable during this call.
+        let tuning = unsafe { loader_options(&options, &stop) }?;
+        // SAFETY: as above.
+        let tables = unsafe { arg::slice(options.functions, options.function_count, "functions") }?;
+        // SAFETY: as above; the functions can be called as their documentation says.
+        let functions = unsafe { functions(&recipe.functions, tables) }?;
+        let loader = Loader::open(recipe.clone(), tuning, &functions.functions)?;
+        functions.keep();
+        let shared: Arc<[Dataset]> = loader.parts().datasets.clone().into();
+        let handle = Box::new(lw_loader {
+            recipe: lw_recipe { recipe: loader.recipe().clone() },
+            datasets: shared.iter().cloned().map(lw_dataset::new).collect(),
+            shared,
+            schedule: loader.schedule().clone(),
+            turn: Mutex::default(),
+            loader: Mutex::new(Some(loader)),
+            stop,
+            closed: AtomicBool::new(false),
+            batches: AtomicU64::new(0),
+            waited_ns: AtomicU64::new(0),
+            home: Home::here(),
+        });
+        // SAFETY: not NULL; the caller promises that it is writable.
+        unsafe { out.write(Box::into_raw(handle)) };
+        Ok(())
+    })
+}
+
+/// # Safety
+/// The options' strings are NULL or readable.
+unsafe fn loader_options(given: &lw_loader_options, stop: &Stop) -> Result<Options> {
+    // SAFETY: the caller's promise.
+    let cache_dir = unsafe { arg::c_string(given.cache_dir, "cache_dir") }?.map(PathBuf::from);
+    let told = progress(given.progress, given.progress_user, stop.clone());
+    let threads = if given.threads == LW_THREADS_ALL { Options::default().threads } else { given.threads as usize };
+    Ok(Options {
+        rank: given.rank,
+        ranks: given.ranks,
+        microbatch_size: (given.microbatch_size > 0).then_some(given.microbatch_size),
+        uneven: arg::flag(given.uneven, "uneven")?,
+        threads,
+        prefetch: given.prefetch,
+        cache_dir,
+        memory_budget: given.memory_budget,
+        task_bytes: given.task_bytes,
+        progress: told.map(|told| Arc::new(move |p: &Progress| told(&p.what, p.done, p.total)) as ProgressFn),
+        stop: stop.clone(),
+    })
+}
+
+/// Waits until `deadline` for the next batch. `*out` is then the caller's (`lw_batch_release`), or NULL after the last batch of a stream that ends;
+/// such a stream is counted first, by the first call that needs it, whatever the deadline (see `lw_loader_steps`). `LW_TIMEOUT`: nothing was lost, call again. `LW_DATA`: a document, a file or a
+/// user's function failed, and the message names it. Also `LW_INTERRUPTED`, `LW_CLOSED`, `LW_FORKED`. A signal alone does not end the wait:
+/// its handler calls `lw_loader_cancel`.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_loader_next(loader: *const lw_loader, deadline: i64, out: *mut *mut lw_batch) -> lw_status {
+    guard(|| {
+        // SAFETY: the caller promises a valid handle.
+        let loader = unsafe { arg::object(loader, "loader") }?;
+        let out = arg::out(out, "out")?;
+        let batch = loader.next(deadline)?;
+        let handle = batch.map_or(ptr::null_mut(), |b| lw_batch::hand_out(b, &loader.schedule, Arc::clone(&loader.shared)));
+        // SAFETY: not NULL; the caller promises that it is writable.
+        unsafe { out.write(handle) };
+        Ok(())
+    })
+}
+
+/// Saves where the loader stands after the last batch that `lw_loader_next` returned: entries, by lane, for this rank's lanes. Changes
+/// nothing. Writes it into `buffer`; `*len` becomes its number of bytes in any case; `capacity` 0 only asks for it. Its size does not depend on how
+/// far the run has come.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_loader_save(loader: *const lw_loader, buffer: *mut c_void, capacity: usize, len: *mut usize) -> lw_status {
+    guard(|| {
+        // SAFETY: the caller promises a valid handle.
+        let bytes = unsafe { arg::object(loader, "loader") }?.enter()?.loader().save().to_bytes();
+        // SAFETY: the caller promises a buffer of that capacity.
+        unsafe { arg::put_bytes(&bytes, buffer, capacity, len) }
+    })
+}
+
+/// The same as one JSON object, `{"meta": …, "lanes": {"17": "<base64>", …}}`, NUL-terminated. `meta` is the same on all ranks, and each lane is one
+/// rank's: merging the ranks' objects key by key gives the state of the whole run. `*len` becomes its length without the NUL.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_loader_save_json(loader: *const lw_loader, buffer: *mut c_char, capacity: usize, len: *mut usize) -> lw_status {
+    guard(|| {
+        // SAFETY: the caller promises a valid handle.
+        let text = unsafe { arg::object(loader, "loader") }?.enter()?.loader().save().to_json();
+        // SAFETY: the caller promises a buffer of that capacity.
+        unsafe { arg::put_text(&text, buffer, capacity, len) }
+    })
+}
+
+/// Goes on from `count` states of one moment of one run, of any number of ranks, which together hold at least this rank's lanes: `LW_NOT_FOUND`
+/// names the lane that is missing. What would give other rows (a changed recipe, tokenizer or shard) is refused by its name (`LW_REFUSED`), and a damaged
+/// state is `LW_CORRUPT`; the loader then stays where it was.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_loader_load(loader: *const lw_loader, states: *const lw_state, count: usize) -> lw_status {
+    guard(|| {
+        // SAFETY: the caller promises a valid handle and `count` states.
+        let (loader, states) = unsafe { (arg::object(loader, "loader")?, arg::slice(states, count, "states")?) };
+        let mut whole: Option<Checkpoint> = None;
+        for (i, state) in states.iter().enumerate() {
+            // SAFETY: the caller promises `len` bytes at `data`.
+            let bytes = unsafe { arg::slice(state.data.cast::<u8>(), state.len, "data") };
+            let state = bytes.and_then(checkpoint).and_then(|state| match &mut whole {
+                Some(whole) => whole.merge(state),
+                None => {
+                    whole = Some(state);
+                    Ok(())
+                }
+            });
+            state.map_err(|e| e.within(format_args!("states[{i}]")))?;
+        }
+        let whole = whole.ok_or_else(|| Error::invalid("count is 0; expected at least one state"))?;
+        loader.enter()?.loader().load(&whole)
+    })
+}
+
+/// Either form of a state.
+fn checkpoint(bytes: &[u8]) -> Result<Checkpoint> {
+    match bytes.iter().find(|b| !b.is_ascii_whitespace()) {
+        Some(b'{') => {
+            let text =
+                std::str::from_utf8(bytes).map_err(|e| Error::new(Status::Corrupt, format!("this is not a checkpoint, or it is damaged: {e}")))?;
+            Checkpoint::from_json(text)
+        }
+        _ => Checkpoint::from_bytes(bytes),
+    }
+}
+
+/// Goes to the start of a step, ahead or back. Quick where the tokens of every document were counted (a stream that ends; `laneway index --tokens`);
+/// otherwise the rank's lanes are run up to there, which the log says. All ranks seek the same step.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_loader_seek(loader: *const lw_loader, step: u64) -> lw_status {
+    // SAFETY: the caller promises a valid handle.
+    guard(|| unsafe { arg::object(loader, "loader") }?.enter()?.loader().seek(step))
+}
+
+/// Sets the weights of the mixture, one for each dataset of the recipe in order, from a step on; every rank sets the same. They hold for documents
+/// taken after the first row of the first row window at or after that step. Too early is an error that names the first possible step. What was made ahead is made again. States that are saved keep it.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_loader_set_mixture(loader: *const lw_loader, weights: *const f64, count: usize, from_step: u64) -> lw_status {
+    guard(|| {
+        // SAFETY: the caller promises a valid handle and `count` weights.
+        let (loader, weights) = unsafe { (arg::object(loader, "loader")?, arg::slice(weights, count, "weights")?) };
+        loader.enter()?.loader().set_mixture(weights.to_vec(), from_step)
+    })
+}
+
+/// How many steps the stream has; `LW_ENDLESS` if it does not end. One that ends is counted first, unless the cache has the counts: all documents
+/// are read and tokenized once.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_loader_steps(loader: *const lw_loader, steps: *mut u64) -> lw_status {
+    guard(|| {
+        // SAFETY: the caller promises a valid handle.
+        let loader = unsafe { arg::object(loader, "loader") }?;
+        let out = arg::out(steps, "steps")?;
+        let steps = loader.enter()?.loader().steps()?.unwrap_or(LW_ENDLESS);
+        // SAFETY: not NULL; the caller promises that it is writable.
+        unsafe { out.write(steps) };
+        Ok(())
+    })
+}
+
+/// The step of the next batch.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_loader_step(loader: *const lw_loader, step: *mut u64) -> lw_status {
+    guard(|| {
+        // SAFETY: the caller promises a valid handle.
+        let loader = unsafe { arg::object(loader, "loader") }?;
+        let out = arg::out(step, "step")?;
+        let step = loader.enter()?.loader().step();
+        // SAFETY: not NULL; the caller promises that it is writable.
+        unsafe { out.write(step) };
+        Ok(())
+    })
+}
+
+/// The loader's recipe: never NULL but for a NULL loader, valid until `lw_loader_free`, not to be freed. Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_loader_recipe(loader: *const lw_loader) -> *const lw_recipe {
+    // SAFETY: the caller promises NULL or a valid handle.
+    unsafe { loader.as_ref() }.map_or(ptr::null(), |l| &raw const l.recipe)
+}
+
+/// Dataset `index`, in the recipe's order, to read and locate documents in; NULL if there is none, or for NULL. Valid until `lw_loader_free`, not
+/// to be freed. Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_loader_dataset(loader: *const lw_loader, index: usize) -> *const lw_dataset {
+    // SAFETY: the caller promises NULL or a valid handle.
+    unsafe { loader.as_ref() }.and_then(|l| l.datasets.get(index)).map_or(ptr::null(), ptr::from_ref)
+}
+
+/// Writes what the loader is, one JSON object, NUL-terminated, into `buffer`: `fingerprint` (of the recipe, in hexadecimal), `step`, `lanes`, `first_lane` and
+/// `end_lane` (those of this rank), `global_batch`, `rows` (of this rank), `microbatch_size` and `microbatches` at the next step, `row_length`, `pad_token_id`, `finite`, `datasets` (`name`,
+/// `documents`, `groups`, `shards`, `fingerprint`) and `tokenizer` (`path`, `engine`, `fingerprint`, `vocab_size`, `bos`, `eos`, `pad`). `*len` becomes its length
+/// without the NUL; `capacity` 0 only asks for it.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_loader_info(loader: *const lw_loader, buffer: *mut c_char, capacity: usize, len: *mut usize) -> lw_status {
+    guard(|| {
+        // SAFETY: the caller promises a valid handle.
+        let text = unsafe { arg::object(loader, "loader") }?.info()?;
+        // SAFETY: the caller promises a buffer of that capacity.
+        unsafe { arg::put_text(&text, buffer, capacity, len) }
+    })
+}
+
+/// Writes, in words, what a run of this recipe on this rank does, in the order in which data flows, NUL-terminated, into `buffer`. `*len` becomes
+/// its length without the NUL; `capacity` 0 only asks for it.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_loader_explain(loader: *const lw_loader, buffer: *mut c_char, capacity: usize, len: *mut usize) -> lw_status {
+    guard(|| {
+        // SAFETY: the caller promises a valid handle.
+        let text = unsafe { arg::object(loader, "loader") }?.enter()?.loader().explain();
+        // SAFETY: the caller promises a buffer of that capacity.
+        unsafe { arg::put_text(&text, buffer, capacity, len) }
+    })
+}
+
+/// Writes what the loader has done, one JSON object, NUL-terminated, into `buffer`. Since it was opened: `batches` delivered and `waited_ns` for them, `bytes_read` for
+/// documents, `tokenizer` (the engine in use, and why). Since it was opened, loaded or moved, over the rank's lanes, what was made ahead included: `documents`, `tokens`, `rows`, `epoch` (the
+/// lowest), `truncated_tokens`, and documents left out: `empty`, `filtered`, `skipped`, `dropped` (of `dropped_tokens`). `*len` becomes its length without
+/// the NUL; `capacity` 0 only asks for it. They may grow between two calls.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_loader_stats(loader: *const lw_loader, buffer: *mut c_char, capacity: usize, len: *mut usize) -> lw_status {
+    guard(|| {
+        // SAFETY: the caller promises a valid handle.
+        let text = unsafe { arg::object(loader, "loader") }?.stats()?;
+        // SAFETY: the caller promises a buffer of that capacity.
+        unsafe { arg::put_text(&text, buffer, capacity, len) }
+    })
+}
+
+/// Writes the text of `count` token ids, special tokens spelled out (UTF-8, which may hold NULs), and a NUL, into `buffer`. `*len` becomes the text's length without
+/// the NUL; `capacity` 0 only asks for it.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_loader_decode(
+    loader: *const lw_loader,
+    ids: *const i64,
+    count: usize,
+    buffer: *mut c_char,
+    capacity: usize,
+    len: *mut usize,
+) -> lw_status {
+    guard(|| {
+        // SAFETY: the caller promises a valid handle and `count` ids.
+        let (loader, ids) = unsafe { (arg::object(loader, "loader")?, arg::slice(ids, count, "ids")?) };
+        let id = |(i, id): (usize, &i64)| u32::try_from(*id).map_err(|_| Error::invalid(format!("ids[{i}] is {id}; expected a token id")));
+        let ids = ids.iter().enumerate().map(id).collect::<Result<Vec<u32>>>()?;
+        let decoder = loader.enter()?.loader().parts().decoder.clone();
+        let text = decoder.ok_or_else(|| Error::new(Status::Unsupported, "this loader has no tokenizer"))?.decode(&ids)?;
+        // SAFETY: the caller promises a buffer of that capacity.
+        unsafe { arg::put_text(&text, buffer, capacity, len) }
+    })
+}
+
+/// Ends the wait of `lw_loader_next`, the counting of tokens, or the seeking that is going on, or else the next one, with `LW_INTERRUPTED`. NULL is allowed. Any
+/// thread; safe in a signal handler.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_loader_cancel(loader: *const lw_loader) {
+    // SAFETY: the caller promises NULL or a valid handle.
+    if let Some(loader) = unsafe { loader.as_ref() } {
+        loader.stop.set();
+    }
+}
+
+/// Ends the loader's threads. Waits end, and later ones return, with `LW_CLOSED`. Batches stay readable. Closing twice is allowed, and NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_loader_close(loader: *const lw_loader) {
+    // SAFETY: the caller promises NULL or a valid handle.
+    if let Some(loader) = unsafe { loader.as_ref() } {
+        guard_or((), || {
+            if loader.home.is_here() {
+                loader.closed.store(true, Ordering::Relaxed);
+                let turn = loader.turn.lock().unwrap_or_else(PoisonError::into_inner);
+                let closed = loader.loader.lock().unwrap_or_else(PoisonError::into_inner).take();
+                drop(turn);
+                drop(closed);
+            }
+        });
+    }
+}
+
+/// Closes the loader and frees the handle; NULL is allowed. Not while another thread uses it. Batches, and DLPack tensors of them, stay valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_loader_free(loader: *mut lw_loader) {
+    if !loader.is_null() {
+        // SAFETY: the caller promises a handle of this library that is freed once.
+        let loader = unsafe { Box::from_raw(loader) };
+        match loader.home.is_here() {
+            true => guard_or((), || drop(loader)),
+            // Its threads do not exist here, and one of them may have been changing what lies inside.
+            false => std::mem::forget(loader),
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! The lanes from files to batches: what a user writes in a recipe, on real datasets and a real tokenizer.
+
+mod lanes_common;
+
+use lanes_common::byte_tokenizer;
+use laneway::base::Status;
+use laneway::loader::{Loader, Options, Parts, VerifyOptions, inspect, verify};
+use laneway::pipeline::{Checkpoint, Function, TextFunction, global_hash};
+use laneway::recipe::Recipe;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::sync::Arc;
+use tempfile::TempDir;
+
+/// Document `n` of a dataset: its name and number, and then as much filling as makes lengths differ.
+fn text(name: &str, n: usize) -> String {
+    format!("{name}{n}:{}", "x".repeat(n * 37 % 90))
+}
+
+fn lines(name: &str, documents: usize) -> String {
+    (0..documents).map(|n| format!("{{\"text\":\"{}\"}}\n", text(name, n))).collect()
+}
+
+/// Two datasets of three files each, a tokenizer, and a recipe that `change` may edit.
+fn house(change: impl Fn(String) -> String) -> TempDir {
+    let dir = TempDir::new().unwrap();
+    byte_tokenizer(dir.path());
+    for (name, documents) in [("wiki", 200), ("news", 60)] {
+        std::fs::create_dir(dir.path().join(name)).unwrap();
+        for shard in 0..3 {
+            let all = lines(name, documents);
+            let part: String =
+                all.lines().skip(shard * documents / 3).take((shard + 1) * documents / 3 - shard * documents / 3).map(|l| format!("{l}\n")).collect();
+            std::fs::write(dir.path().join(format!("{name}/{shard}.jsonl")), part).unwrap();
+        }
+    }
+    let recipe = r#"
+        seed = 7
+        [[dataset]]
+        name = "wiki"
+        paths = "wiki"
+        [[dataset]]
+        name = "news"
+        paths = "news/*.jsonl"
+        weight = 0.5
+        [tokenizer]
+        path = "tokenizer.json"
+        [pack]
+        max_length = 64
+        [shuffle]
+        buffer_size = 64
+        [batch]
+        global_batch = 8
+    "#;
+    std::fs::write(dir.path().join("recipe.toml"), change(recipe.to_string())).unwrap();
+    dir
+}
+
+fn options(dir: &Path) -> Options {
+    Options { threads: 2, cache_dir: Some(dir.join("cache")), ..Options::default() }
+}
+
+fn parts(dir: &TempDir) -> Parts {
+    Parts::open(Recipe::load(&dir.path().join("recipe.toml")).unwrap(), &options(dir.path()), &[]).unwrap()
+}
+
+fn loader(dir: &TempDir) -> Loader {
+    Loader::assemble(parts(dir), options(dir.path())).unwrap()
+}
+
+fn hashes(loader: &mut Loader, steps: usize) -> Vec<u64> {
+    (0..steps).map_while(|_| loader.next(None).unwrap()).map(|b| global_hash(b.row_hashes())).collect()
+}
+
+#[test]
+fn every_recipe_gives_the_same_batches_on_any_number_of_ranks_in_one_run_and_resumed() {
+    for (from, to) in [
+        ("seed = 7", "seed = 7"),
+        ("seed = 7", "[mixture]\nunit = \"tokens\"\n"),
+        ("max_length = 64", "max_length = 64\nalgorithm = \"best_fit\"\nlong_documents = \"truncate\"\nnum_bins = 8"),
+        ("max_length = 64", "max_length = 64\nalgorithm = \"first_fit\"\nhomogeneity = \"full\""),
+        ("max_length = 64", "max_length = 64\nalgorithm = \"best_fit_wrap\"\ncandidate_pool_size = 8"),
+        ("buffer_size = 64", "buffer_size = 0\ndocuments = \"global\""),
+        ("weight = 0.5", "weight = 0.5\nexhausted = \"stop\""),
+    ] {
+        let dir = house(|r| r.replace(from, to));
+        let ask = VerifyOptions { ranks: vec![1, 2, 3, 4, 8], steps: 40, resume_at: Some(9) };
+        let verified = verify(&parts(&dir), &options(dir.path()), &ask, &mut |_, _| ()).unwrap();
+        assert!(verified.first_difference().is_none(), "{to}: {:?}", verified.first_difference());
+        assert!(verified.runs[0].hashes.len() > 10);
+    }
+}
+
+#[test]
+fn the_same_documents_give_the_same_batches_from_other_files() {
+    let plain = house(|r| r);
+    let expected = hashes(&mut loader(&plain), 60);
+    let packed = house(|r| r);
+    for name in ["wiki", "news"] {
+        for shard in 0..3 {
+            let path = packed.path().join(format!("{name}/{shard}.jsonl"));
+            let mut out =
+                flate2::write::GzEncoder::new(std::fs::File::create(path.with_extension("jsonl.gz")).unwrap(), flate2::Compression::default());
+            out.write_all(&std::fs::read(&path).unwrap()).unwrap();
+            out.finish().unwrap();
+            std::fs::remove_file(path).unwrap();
+        }
+    }
+    std::fs::write(packed.path().join("recipe.toml"), std::fs::read_to_string(packed.path().join("recipe.toml")).unwrap().replace("*.jsonl", "*.gz"))
+        .unwrap();
+    assert_eq!(hashes(&mut loader(&packed), 60), expected);
+}
+
+#[test]
+fn a_finite_stream_delivers_each_text_once_and_to_the_last_byte() {
+    let dir = house(|r| r.replace("[[dataset]]", "[[dataset]]\nexhausted = \"redistribute\""));
+    let mut loader = loader(&dir);
+    let steps = loader.steps().unwrap().unwrap();
+    let mut bytes = Vec::new();
+    let mut padding = 0;
+    let mut seen = 0;
+    while let Some(batch) = loader.next(None).unwrap() {
+        seen += 1;
+        for row in batch.rows() {
+            padding += u64::from(row.pieces.is_empty());
+            row.pieces.iter().for_each(|p| bytes.push((p.source, p.document, p.start, p.tokens().to_vec())));
+        }
+    }
+    assert_eq!(seen, steps);
+    assert!(padding < 8);
+    bytes.sort();
+    let mut texts: Vec<String> = Vec::new();
+    for pieces in bytes.chunk_by(|a, b| (a.0, a.1) == (b.0, b.1)) {
+        let tokens: Vec<u32> = pieces.iter().flat_map(|p| p.3.iter().copied()).collect();
+        assert_eq!((tokens[0], tokens[tokens.len() - 1]), (256, 257), "each document is between its control tokens");
+        texts.push(tokens[1..tokens.len() - 1].iter().map(|t| char::from(*t as u8)).collect());
+    }
+    let expected: Vec<String> = (0..200).map(|n| text("wiki", n)).chain((0..60).map(|n| text("news", n))).collect();
+    assert_eq!(texts, expected);
+}
+
+#[test]
+fn user_functions_run_before_the_tokenizer_and_their_names_belong_to_the_run() {
+    let dir = house(|r| r);
+    let functions = |version: &str| {
+        let shout = TextFunction::Map(Arc::new(|text, out| {
+            out.push_str(&text.to_uppercase());
+            Ok(())
+        }));
+        let even = TextFunction::Filter(Arc::new(|text| Ok(text.len() % 2 == 0)));
+        [Function { name: format!("shout {version}"), function: shout }, Function { name: "even 1".into(), function: even }]
+    };
+    let open = |version| Loader::open(Recipe::load(&dir.path().join("recipe.toml")).unwrap(), options(dir.path()), &functions(version)).unwrap();
+    let mut loader = open("1");
+    for _ in 0..10 {
+        let batch = loader.next(None).unwrap().unwrap();
+        assert!(batch.input_ids().iter().all(|id| !(97..=122).contains(id)), "no lower case is left");
+    }
+    assert!(loader.stats().unwrap().counts.left_out.filtered > 20);
+    let checkpoint = loader.save();
+    open("1").load(&checkpoint).unwrap();
+    let mut named = Recipe::load(&dir.path().join("recipe.toml")).unwrap();
+    named.functions = vec!["shout 1".into(), "even 1".into()];
+    let [shout, even] = functions("1");
+    Loader::open(named.clone(), options(dir.path()), &[even.clone(), shout]).unwrap().load(&checkpoint).expect("the recipe gives the order");
+    let error = Loader::open(named, options(dir.path()), &[even]).err().unwrap();
+    assert!(error.message.contains("names the function 'shout 1', which was not given"), "{error}");
+    let error = open("2").load(&checkpoint).unwrap_err();
+    assert!(error.message.contains("functions is [\"shout 2\", \"even 1\"] now and was [\"shout 1\", \"even 1\"]"), "{error}");
+}
+
+#[test]
+fn a_changed_shard_is_refused_by_its_name() {
+    let dir = house(|r| r);
+    let checkpoint = loader(&dir).save();
+    let refused = |change: &dyn Fn(&Path), word: &str| {
+        let other = house(|r| r);
+        change(other.path());
+        let error = loader(&other).load(&checkpoint).unwrap_err();
+        assert!(error.status == Status::Refused && error.message.contains(word), "expected {word}: {error}");
+    };
+    loader(&house(|r| r)).load(&checkpoint).expect("the same data elsewhere is the same data");
+    let append =
+        |dir: &Path| std::fs::OpenOptions::new().append(true).open(dir.join("wiki/1.jsonl")).unwrap().write_all(b"{\"text\":\"more\"}\n").unwrap();
+    refused(&append, "wiki/1.jsonl");
+    refused(&|dir| std::fs::rename(dir.join("news/2.jsonl"), dir.join("news/3.jsonl")).unwrap(), "news/3.jsonl");
+    refused(
+        &|dir| drop(std::fs::write(dir.join("news/9.jsonl"), "{\"text\":\"x\"}\n")),
+        "dataset 'news' is not what it was: it had 3 files and now has 4",
+    );
+    let swap = |dir: &Path| {
+        std::fs::rename(dir.join("wiki/0.jsonl"), dir.join("wiki/x")).unwrap();
+        std::fs::rename(dir.join("wiki/1.jsonl"), dir.join("wiki/0.jsonl")).unwrap();
+        std::fs::rename(dir.join("wiki/x"), dir.join("wiki/1.jsonl")).unwrap();
+    };
+    refused(&swap, "wiki/0.jsonl");
+    let tokenizer = |dir: &Path| {
+        let file = dir.join("tokenizer.json");
+        std::fs::write(&file, std::fs::read_to_string(&file).unwrap() + " ").unwrap();
+    };
+    refused(&tokenizer, "tokenizer");
+}
+
+#[test]
+fn a_resume_reads_only_what_its_anchors_name() {
+    let dir = house(|r| r.replace("buffer_size = 64", "buffer_size = 0").replace("global_batch = 8", "global_batch = 8\nlanes = 8"));
+    for name in ["wiki", "news"] {
+        std::fs::write(dir.path().join(format!("{name}/0.jsonl")), lines(name, 40_000)).unwrap();
+    }
+    let mut first = Loader::assemble(parts(&dir), Options { prefetch: 0, ..options(dir.path()) }).unwrap();
+    hashes(&mut first, 2000);
+    let checkpoint = first.save();
+    let expected = hashes(&mut first, 1);
+    let mut resumed = Loader::assemble(parts(&dir), Options { prefetch: 0, threads: 0, task_bytes: 1, ..options(dir.path()) }).unwrap();
+    resumed.load(&checkpoint).unwrap();
+    assert_eq!(hashes(&mut resumed, 1), expected);
+    let read = resumed.stats().unwrap().bytes_read;
+    // Of eight lanes: up to 63 rows of 64 tokens made again, and the documents around them.
+    assert!(read < 8 * 64 * 64 * 3, "{read} bytes");
+    assert!(first.stats().unwrap().bytes_read > 10 * read, "the first run had to read far more");
+}
+
+#[test]
+fn bad_documents_are_errors_with_file_and_line_or_are_skipped_alike_on_all_ranks() {
+    let spoil = |dir: &TempDir| {
+        let path = dir.path().join("wiki/1.jsonl");
+        let good = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, good.replacen("{\"text\":\"wiki70:", "{\"text\":7, \"was\":\"", 1)).unwrap();
+    };
+    let strict = house(|r| r);
+    spoil(&strict);
+    let mut loader = loader(&strict);
+    let error = (0..1000).find_map(|_| loader.next(None).err()).unwrap();
+    assert!(error.message.contains("wiki/1.jsonl line 5") && error.message.contains("on_error"), "{error}");
+    let lenient = house(|r| r.replace("name = \"wiki\"", "name = \"wiki\"\non_error = \"skip\""));
+    spoil(&lenient);
+    let ask = VerifyOptions { ranks: vec![1, 4], steps: 60, resume_at: Some(30) };
+    assert!(verify(&parts(&lenient), &options(lenient.path()), &ask, &mut |_, _| ()).unwrap().first_difference().is_none());
+}
+
+#[test]
+fn a_row_is_answered_with_its_documents_files_and_lines() {
+    let dir = house(|r| r);
+    let parts = parts(&dir);
+    let mut loader = Loader::assemble(parts.clone(), options(dir.path())).unwrap();
+    let batch = (0..6).map(|_| loader.next(None).unwrap().unwrap()).last().unwrap();
+    let found = inspect(&parts, &options(dir.path()), 5, 3, None).unwrap();
+    assert_eq!(found.pieces.len(), batch.rows()[3].pieces.len());
+    for piece in &found.pieces {
+        let n = piece.document as usize;
+        let whole = format!("<s>{}</s>", text(&piece.dataset, n));
+        assert!(whole.contains(piece.text.as_deref().unwrap()), "{piece:?}");
+        let location = piece.location.as_ref().unwrap();
+        let line = std::fs::read_to_string(&location.path).unwrap().lines().nth(location.number as usize - 1).unwrap().to_string();
+        assert!(line.contains(&text(&piece.dataset, n)), "{location}: {line}");
+    }
+}
+
+fn laneway(dir: &TempDir, words: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_laneway"));
+    command.args(words).current_dir(dir.path()).env("LANEWAY_CACHE", dir.path().join("cache")).output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+#[test]
+fn the_program_verifies_inspects_explains_and_indexes() {
+    let dir = house(|r| r);
+    let verified = laneway(&dir, &["verify", "recipe.toml", "--ranks", "1,2,4", "--resume-at", "5"]);
+    assert!(verified.status.success() && said(&verified).contains("PASS: 10 global batches are the same in 6 runs"), "{}", said(&verified));
+    let explained = said(&laneway(&dir, &["explain", "recipe.toml", "--ranks", "2"]));
+    assert!(explained.contains("wiki: 200 documents") && explained.contains("rank 0 of 2 owns lanes 0 to 3"), "{explained}");
+    let indexed = said(&laneway(&dir, &["index", "recipe.toml", "--tokens"]));
+    let tokens: usize = (0..60).map(|n| text("news", n).len() + 2).sum();
+    assert!(
+        indexed
+            .lines()
+            .any(|l| l.split_whitespace().collect::<Vec<_>>()[..3.min(l.split_whitespace().count())] == ["news", "60", &tokens.to_string()]),
+        "{indexed}"
+    );
+    let inspected = said(&laneway(&dir, &["inspect", "recipe.toml", "--step", "3", "--row", "2"]));
+    assert!(inspected.contains("step 3, row 2: lane 2") && inspected.contains(".jsonl line"), "{inspected}");
+    for (words, message) in [
+        (vec!["verify", "absent.toml"], "absent.toml"),
+        (vec!["verify", "recipe.toml", "--rank", "1"], "did you mean --ranks?"),
+        (vec!["inspect", "recipe.toml", "--row", "8"], "rows 0 to 7"),
+        (vec!["index", "wiki", "--tokens"], "--tokens needs a recipe"),
+    ] {
+        let output = laneway(&dir, &words);
+        assert!(!output.status.success() && said(&output).contains(message), "{words:?}: {}", said(&output));
+    }
+}
+
+#[test]
+fn a_checkpoint_goes_through_files_of_both_forms_and_processes() {
+    let dir = house(|r| r);
+    let mut loader = loader(&dir);
+    hashes(&mut loader, 12);
+    std::fs::write(dir.path().join("binary"), loader.save().to_bytes()).unwrap();
+    std::fs::write(dir.path().join("text.json"), loader.save().to_json()).unwrap();
+    let direct = said(&laneway(&dir, &["inspect", "recipe.toml", "--step", "20", "--row", "1"]));
+    for file in ["binary", "text.json"] {
+        assert_eq!(said(&laneway(&dir, &["inspect", "recipe.toml", "--step", "20", "--row", "1", "--checkpoint", file])), direct);
+    }
+    assert_eq!(Checkpoint::from_bytes(&std::fs::read(dir.path().join("binary")).unwrap()).unwrap(), loader.save());
+}
