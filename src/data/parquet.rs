@@ -4,7 +4,8 @@ use super::index::ShardGroup;
 use super::shards::ShardFile;
 use crate::base::{Error, Result};
 use bytes::Bytes;
-use parquet::basic::{ConvertedType, LogicalType, Type};
+use parquet::basic::{ConvertedType, Encoding, LogicalType, Type};
+use parquet::column::page::PageReader;
 use parquet::column::reader::{ColumnReaderImpl, GenericColumnReader};
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::errors::ParquetError;
@@ -13,6 +14,7 @@ use parquet::file::reader::{ChunkReader, Length};
 use parquet::file::serialized_reader::SerializedPageReader;
 use std::fs::File;
 use std::io::{self, Read};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -237,6 +239,44 @@ impl RowCursor {
         self.values.clear();
         Ok(())
     }
+}
+
+/// Rows of a row group whose pages cannot be read at all, in order: their bytes, or those of the dictionary that they need,
+/// are not what the header says. Found by reading every page of the column.
+pub(super) fn lost_rows(table: &Table, source: &Arc<Source>, group: usize) -> Vec<Range<u64>> {
+    let Some(meta) = table.meta.row_groups().get(group) else { return Vec::new() };
+    let total = u64::try_from(meta.num_rows()).unwrap_or(0);
+    let mut lost: Vec<Range<u64>> = Vec::new();
+    let mut lose = |rows: Range<u64>| match lost.last_mut() {
+        Some(last) if last.end == rows.start => last.end = rows.end,
+        _ => lost.push(rows),
+    };
+    let (mut row, mut dictionary) = (0, true);
+    let walked = catch_unwind(AssertUnwindSafe(|| {
+        let mut pages = SerializedPageReader::new(source.clone(), meta.column(table.column), total as usize, None)?;
+        while let Some(next) = pages.peek_next_page()? {
+            if next.is_dict {
+                dictionary = matches!(pages.get_next_page(), Ok(Some(_)));
+                continue;
+            }
+            let rows = next.num_rows.or(next.num_levels).ok_or_else(|| ParquetError::General("a page of unknown length".into()))?;
+            let end = (row + rows as u64).min(total);
+            let readable = match pages.get_next_page() {
+                Ok(Some(page)) => dictionary || !matches!(page.encoding(), Encoding::RLE_DICTIONARY | Encoding::PLAIN_DICTIONARY),
+                _ => false,
+            };
+            if !readable {
+                lose(row..end);
+            }
+            row = end;
+        }
+        Ok::<(), ParquetError>(())
+    }));
+    // A header that cannot be read hides all pages behind it.
+    if !matches!(walked, Ok(Ok(()))) && row < total {
+        lose(row..total);
+    }
+    lost
 }
 
 /// The crate's errors carry its own names in front.

@@ -162,9 +162,13 @@ impl Reader {
         let shard = group.shard as usize;
         let column =
             Column { number: group.shard, shard: &inner.files[shard], index: &inner.indexes[shard], field: &inner.field, group_bytes: group.bytes };
-        // Damage is narrowed down by halving, so that which rows it takes does not depend on what was asked for.
+        // Where there is damage, the rows of pages that cannot be read at all are found first, and the rest by halving: a row is
+        // lost if it cannot be read alone, whatever else was asked for.
         let mut todo = vec![documents.start - group.first_document..documents.end - group.first_document];
         while let Some(rows) = todo.pop() {
+            if rows.is_empty() {
+                continue;
+            }
             let mark = out.mark();
             let mut bad = None;
             let mut next = group.first_document + rows.start;
@@ -183,12 +187,25 @@ impl Reader {
                 (Err(Err(e)), _) => return Err(e),
                 (Err(Ok(why)), _) => {
                     out.rewind(mark);
-                    if rows.end - rows.start > 1 {
+                    let lose = |row: u64| {
+                        let fault = Fault { reason: SkipReason::Damaged, what: format!("the file is damaged here ({why})") };
+                        settle(&set, group.first_document + row, fault)
+                    };
+                    let lost = inner.streams.lost_rows(&column, place)?;
+                    let page = lost.iter().find(|l| l.start < rows.end && rows.start < l.end);
+                    if let Some(page) = page.filter(|l| l.start <= rows.start) {
+                        let end = page.end.min(rows.end);
+                        for row in rows.start..end {
+                            out.close(lose(row)?);
+                        }
+                        todo.push(end..rows.end);
+                    } else if let Some(page) = page {
+                        todo.extend([page.start..rows.end, rows.start..page.start]);
+                    } else if rows.end - rows.start > 1 {
                         let middle = rows.start + (rows.end - rows.start) / 2;
                         todo.extend([middle..rows.end, rows.start..middle]);
                     } else {
-                        let fault = Fault { reason: SkipReason::Damaged, what: format!("the file is damaged here ({why})") };
-                        out.close(settle(&set, group.first_document + rows.start, fault)?);
+                        out.close(lose(rows.start)?);
                     }
                 }
             }
@@ -239,10 +256,7 @@ fn json_text(json: &mut JsonReader, line: &str, field: &str, policy: ErrorPolicy
         Ok(Found::Other(kind)) => fault(SkipReason::NotText, format!("field '{field}' is {kind}; expected a string")),
         Ok(Found::LoneSurrogate) => fault(SkipReason::LoneSurrogate, format!("field '{field}' holds half a surrogate pair")),
         Ok(Found::NotAnObject) => fault(SkipReason::BadJson, "it is JSON but not an object".into()),
-        Err(e) => {
-            let byte = e.offset.min(line.trim_end().len()) + 1;
-            fault(SkipReason::BadJson, format!("not JSON: byte {byte}: expected {}", e.expected))
-        }
+        Err(e) => fault(SkipReason::BadJson, format!("not JSON: byte {}: expected {}", e.offset + 1, e.expected)),
     }
 }
 

@@ -6,7 +6,7 @@ use super::dataset::GroupPlace;
 use super::decode::{DecodeError, Decoder, Parked};
 use super::gzip::{Gunzip, WINDOW};
 use super::index::{Restart, ShardIndex, Tail, corrupt};
-use super::parquet::{RowCursor, Source, Table, unreadable};
+use super::parquet::{RowCursor, Source, Table, lost_rows, unreadable};
 use super::shards::{Compression, ShardFile};
 use super::zst::Unzstd;
 use crate::base::{Error, Result, Status};
@@ -81,6 +81,8 @@ pub(super) struct Streams {
     tables: Recent<u32, Table>,
     parked: Parked<Decoder>,
     cursors: Parked<RowCursor>,
+    /// Of damaged row groups, by shard and number.
+    lost: Recent<(u32, u64), Vec<Range<u64>>>,
     read: Arc<AtomicU64>,
 }
 
@@ -92,6 +94,7 @@ impl Streams {
             tables: Recent::new(OPEN_TABLES),
             parked: Parked::new(budget),
             cursors: Parked::new(budget),
+            lost: Recent::new(OPEN_TABLES),
             read: Arc::default(),
         }
     }
@@ -177,21 +180,35 @@ impl Streams {
         rows: Range<u64>,
         each: impl FnMut(Option<&[u8]>),
     ) -> Result<(), Result<String, Error>> {
-        let Column { number, shard, index, field, group_bytes } = *column;
+        let Column { number, group_bytes, .. } = *column;
         let from = place.line + rows.start;
         let (position, mut cursor) = match self.cursors.take(number, place.line, from) {
             Some(found) => found,
             None => {
-                let file = self.shard(number, shard, index).map_err(Err)?;
-                let source = Source::new(file, self.read.clone()).map_err(|e| Err(Error::io(shard.path.display(), e)))?;
-                let table = self.tables.get(number, || Table::open(&source, field).map_err(|why| unreadable(shard, &why))).map_err(Err)?;
-                (place.line, RowCursor::open(&table, &Arc::new(source), place.start as usize).map_err(Ok)?)
+                let (table, source) = self.table(column).map_err(Err)?;
+                (place.line, RowCursor::open(&table, &source, place.start as usize).map_err(Ok)?)
             }
         };
         cursor.skip((from - position) as usize).map_err(Ok)?;
         cursor.read((rows.end - rows.start) as usize, each).map_err(Ok)?;
         self.cursors.put(number, place.line + rows.end, cursor, RowCursor::cost(group_bytes));
         Ok(())
+    }
+
+    /// Rows of the row group in which `place` lies that cannot be read at all.
+    pub fn lost_rows(&self, column: &Column<'_>, place: GroupPlace) -> Result<Arc<Vec<Range<u64>>>> {
+        self.lost.get((column.number, place.start), || {
+            let (table, source) = self.table(column)?;
+            Ok(lost_rows(&table, &source, place.start as usize))
+        })
+    }
+
+    fn table(&self, column: &Column<'_>) -> Result<(Arc<Table>, Arc<Source>)> {
+        let Column { number, shard, index, field, .. } = *column;
+        let file = self.shard(number, shard, index)?;
+        let source = Source::new(file, self.read.clone()).map_err(|e| Error::io(shard.path.display(), e))?;
+        let table = self.tables.get(number, || Table::open(&source, field).map_err(|why| unreadable(shard, &why)))?;
+        Ok((table, Arc::new(source)))
     }
 
     /// A shard's file, if it is still the one that was indexed.
