@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "laneway/lanes.hpp"
 #include "laneway/layout.hpp"
 
 namespace laneway {

@@ -45,7 +45,7 @@ fn a_worker_may_die_at_any_store() {
         assert_eq!((&told["first"], &told["next"]), (&json!(step - 3), &json!(step)), "killed at point {n}: {told}");
         other.ask(json!("pause"));
         if end == Exit::Code(0) {
-            let left = victim.overheard();
+            let left = victim.last_words();
             println!("a worker's life has {n} points; it was killed at each ({left:?})");
             assert!(n > 60, "the points were not passed");
             break;
@@ -77,7 +77,7 @@ fn a_student_may_die_at_any_store() {
         let mut victim = Peer::student(StudentRole { kill_at: Some(n), ..role.clone() });
         let end = victim.exit();
         let (mut generation, mut next) = (0, seen);
-        for line in victim.overheard() {
+        for line in victim.last_words() {
             generation = line.get("generation").and_then(Value::as_u64).unwrap_or(generation);
             if let Some(cursor) = line.get("cursor").and_then(Value::as_u64) {
                 next = cursor;

@@ -1,6 +1,5 @@
 //! Rows of lanes that are not the rank's own, where one of its lanes ran dry at the end of a finite stream.
 
-use super::lengths::LengthsWork;
 use super::run_to;
 use crate::base::{Error, Result, Status, Stop};
 use crate::pipeline::{Engine, LaneStart, Row, RunPlan, Tuning, Work};
@@ -20,7 +19,7 @@ impl Guests {
         &mut self,
         plan: &Arc<RunPlan>,
         work: &Arc<dyn Work>,
-        lengths: Arc<LengthsWork>,
+        outline: Arc<dyn Work>,
         start: LaneStart,
         row: u64,
         deadline: Option<Instant>,
@@ -28,8 +27,8 @@ impl Guests {
         let lane = start.lane;
         let tuning = Tuning { threads: 0, rows_ahead: 0, ..Tuning::default() };
         if let std::collections::hash_map::Entry::Vacant(e) = self.running.entry(lane) {
-            // Lengths alone say where the lane is then, so that only what the wanted rows hold is read.
-            let mark = run_to(plan, lengths, std::slice::from_ref(&start), row, tuning, &Stop::default())?.remove(0);
+            // Lengths alone mostly say where the lane is then, so that only what the wanted rows hold is read.
+            let mark = run_to(plan, outline, std::slice::from_ref(&start), row, tuning, &Stop::default())?.remove(0);
             let engine = Engine::new(plan.clone(), work.clone(), &[LaneStart { anchor: Some(mark), ..start }], tuning)?;
             e.insert((engine, row));
         }

@@ -153,7 +153,8 @@ pub struct Loader {
 #[derive(Clone)]
 struct Finite {
     deal: Arc<Deal>,
-    lengths: Arc<LengthsWork>,
+    /// What is enough to know where lanes are: lengths, unless the user's operators look at tokens.
+    outline: Arc<dyn Work>,
 }
 
 impl Loader {
@@ -179,7 +180,7 @@ impl Loader {
         let sources: Vec<SourcePlan> = recipe.datasets.iter().zip(parts.sources.iter()).map(source).collect::<Result<_>>()?;
         let windows = Windows::new(recipe.shuffle.buffer_size, schedule.lanes());
         let sources = Arc::new(sources);
-        let plan = Arc::new(run_plan(recipe, &sources, &windows, &schedule, &[])?);
+        let plan = Arc::new(run_plan(&parts, &sources, &windows, &schedule, &[])?);
         let marks = rank.lanes.clone().map(|lane| (plan.first_anchor(lane), 0)).collect();
         Ok(Loader {
             parts,
@@ -279,7 +280,7 @@ impl Loader {
             Place::Dealt { lane: from, row: of } => {
                 let finite = finite.expect("only finite streams are dealt");
                 let start = LaneStart { lane: from, anchor: None, rows: Some(finite.deal.rows(from)) };
-                let pieces = self.guests.row(&self.plan, &self.parts.work, finite.lengths.clone(), start, of, deadline)?;
+                let pieces = self.guests.row(&self.plan, &self.parts.work, finite.outline.clone(), start, of, deadline)?;
                 return Ok(BatchRow { of: Some((lane, row)), pieces });
             }
         }
@@ -344,7 +345,7 @@ impl Loader {
         mixture.retain(|(step, _)| *step != from_step);
         mixture.push((from_step, weights));
         mixture.sort_by_key(|(step, _)| *step);
-        let plan = run_plan(&self.parts.recipe, &self.sources, &self.windows, &self.schedule, &mixture)?;
+        let plan = run_plan(&self.parts, &self.sources, &self.windows, &self.schedule, &mixture)?;
         (self.plan, self.mixture) = (Arc::new(plan), mixture);
         self.stop();
         self.finite = None;
@@ -383,7 +384,7 @@ impl Loader {
             }
         }
         let marks = self.rank.lanes.clone().map(|lane| checkpoint.lane(lane)).collect::<Result<Vec<_>>>()?;
-        let plan = Arc::new(run_plan(&self.parts.recipe, &self.sources, &self.windows, &self.schedule, &was.mixture)?);
+        let plan = Arc::new(run_plan(&self.parts, &self.sources, &self.windows, &self.schedule, &was.mixture)?);
         self.stop();
         if was.mixture != self.mixture {
             self.finite = None;
@@ -400,17 +401,18 @@ impl Loader {
         if let Some(steps) = self.steps()?.filter(|steps| step > *steps) {
             return Err(Error::invalid(format!("step {step} lies beyond the stream's end: it has {steps} steps")));
         }
-        let lengths = match &self.finite {
-            Some(finite) => Some(finite.lengths.clone()),
-            None => self.parts.cached_lengths(&self.options)?,
+        let outline: Option<Arc<dyn Work>> = match &self.finite {
+            Some(finite) => Some(finite.outline.clone()),
+            None if !self.parts.operators.is_empty() => None,
+            None => self.parts.cached_lengths(&self.options)?.map(|lengths| lengths as Arc<dyn Work>),
         };
         let behind = step < self.step || (step == self.step && self.microbatch > 0);
         let marks = match (behind, &self.marks) {
             (true, _) => self.rank.lanes.clone().map(|lane| (self.plan.first_anchor(lane), 0)).collect(),
             (false, marks) => marks.clone(),
         };
-        let work: Arc<dyn Work> = match lengths {
-            Some(lengths) => lengths,
+        let work: Arc<dyn Work> = match outline {
+            Some(outline) => outline,
             None => {
                 tracing::info!(
                     "seeking step {step} by making every row from step {}; token counts (laneway index --tokens) make it quick",
@@ -465,14 +467,17 @@ impl Loader {
     /// What is known of the stream's end, counted if need be; `None` if it has none.
     fn finite(&mut self) -> Result<Option<Finite>> {
         if self.finite.is_none() && self.parts.recipe.is_finite() {
-            let lengths = self.parts.lengths(&self.options)?;
+            let outline: Arc<dyn Work> = match self.parts.operators.is_empty() {
+                true => self.parts.lengths(&self.options)?,
+                false => self.parts.work.clone(),
+            };
             let mut plan = (*self.plan).clone();
             // Windows only order rows; without them a lane's last rows need not wait for their window to be full.
             plan.windows = Windows::new(0, self.schedule.lanes());
             let lanes = self.schedule.lanes();
             let starts: Vec<LaneStart> = (0..lanes).map(|lane| LaneStart { lane, anchor: None, rows: None }).collect();
             let tuning = Tuning { rows_ahead: 64, task_bytes: 1 << 20, ..self.tuning() };
-            let engine = Engine::new(Arc::new(plan), lengths.clone(), &starts, tuning)?;
+            let engine = Engine::new(Arc::new(plan), outline.clone(), &starts, tuning)?;
             let count = |slot: usize| -> Result<u64> {
                 let mut rows = 0;
                 while engine.next(slot, None)?.is_some() {
@@ -493,7 +498,7 @@ impl Loader {
                 ));
             }
             tracing::info!("the stream has {} steps; {} rows are padded and {} dropped", deal.steps(), deal.padded(), deal.dropped());
-            self.finite = Some(Finite { deal, lengths });
+            self.finite = Some(Finite { deal, outline });
         }
         Ok(self.finite.clone())
     }
@@ -501,12 +506,13 @@ impl Loader {
 
 /// The plan of a run whose weights were changed along the way.
 fn run_plan(
-    recipe: &Recipe,
+    parts: &Parts,
     sources: &Arc<Vec<SourcePlan>>,
     windows: &Windows,
     schedule: &BatchSchedule,
     mixture: &[(u64, Vec<f64>)],
 ) -> Result<RunPlan> {
+    let recipe = &parts.recipe;
     let mut weights: Vec<(u64, Weights)> = Vec::new();
     let mut by_step: BTreeMap<u64, Weights> = recipe.weights()?.into_iter().collect();
     for (step, values) in mixture {
@@ -531,6 +537,7 @@ fn run_plan(
         pack: recipe.pack.clone(),
         domains: recipe.domains(),
         windows: windows.clone(),
+        operators: parts.operators.clone(),
     })
 }
 

@@ -4,7 +4,7 @@ use super::lengths::{Counted, Lengths, LengthsWork, lengths};
 use super::{Options, Progress};
 use crate::base::{Error, Result};
 use crate::data::{Dataset, OpenOptions, user_cache};
-use crate::pipeline::{DataIdentity, Function, TextWork, Work, tokenize};
+use crate::pipeline::{DataIdentity, Function, OperatorMaker, TextWork, Work, tokenize};
 use crate::plan::Span;
 use crate::recipe::Recipe;
 use std::path::{Path, PathBuf};
@@ -32,6 +32,8 @@ pub struct Parts {
     pub sources: Arc<[Source]>,
     /// Makes tokens of documents.
     pub work: Arc<dyn Work>,
+    /// Between documents and rows.
+    pub operators: Vec<OperatorMaker>,
     /// The tokenizer's fingerprint.
     pub tokenizer: u64,
     /// Which engine tokenizes, and why.
@@ -47,9 +49,15 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Opens a recipe's datasets and its tokenizer.
-    pub fn open(mut recipe: Recipe, options: &Options, functions: &[Function]) -> Result<Parts> {
-        let functions = in_order(&mut recipe, functions)?;
+    /// Opens a recipe's datasets and its tokenizer. A recipe that names functions is given those, in any order; one that
+    /// names none takes those that are given, in this order.
+    pub fn open(recipe: Recipe, options: &Options, functions: &[Function]) -> Result<Parts> {
+        Parts::open_with(recipe, options, functions, &[])
+    }
+
+    /// The same, with operators between documents and rows, whose names the recipe lists behind those of functions.
+    pub fn open_with(mut recipe: Recipe, options: &Options, functions: &[Function], operators: &[OperatorMaker]) -> Result<Parts> {
+        let (functions, operators) = in_order(&mut recipe, functions, operators)?;
         recipe.check()?;
         let datasets: Vec<Dataset> =
             recipe.datasets.iter().map(|d| Dataset::open(&d.spec, &open_options(&d.spec.name, options))).collect::<Result<_>>()?;
@@ -67,6 +75,7 @@ impl Parts {
         Ok(Parts {
             sources,
             work: Arc::new(TextWork::new(datasets.clone(), tokenizer.clone(), functions)),
+            operators,
             tokenizer: tokenizer.fingerprint(),
             tokenizer_engine: match tokenizer.engine() {
                 tokenize::Engine::Fast { doubtful: 0 } => "fast".into(),
@@ -122,23 +131,23 @@ impl Parts {
     }
 }
 
-/// The functions in the order of their names in the recipe. A recipe that names none takes those that are given.
-fn in_order(recipe: &mut Recipe, given: &[Function]) -> Result<Vec<Function>> {
-    let names: Vec<String> = given.iter().map(|f| f.name.clone()).collect();
+/// Functions and operators in the order of their names in the recipe.
+fn in_order(recipe: &mut Recipe, functions: &[Function], operators: &[OperatorMaker]) -> Result<(Vec<Function>, Vec<OperatorMaker>)> {
+    let names: Vec<String> = functions.iter().map(|f| f.name.clone()).chain(operators.iter().map(|o| o.name.clone())).collect();
     if recipe.functions.is_empty() {
         recipe.functions = names;
-        return Ok(given.to_vec());
+        return Ok((functions.to_vec(), operators.to_vec()));
     }
     if let Some(extra) = names.iter().find(|name| !recipe.functions.contains(name)) {
         return Err(Error::invalid(format!("function '{extra}' was given, and the recipe names {}", recipe.functions.join(", "))));
     }
-    let find = |name: &String| {
-        let found = given.iter().find(|f| f.name == *name).cloned();
-        found.ok_or_else(|| {
-            Error::invalid(format!("the recipe names the function '{name}', which was not given; it was written for a program that gives it"))
-        })
-    };
-    recipe.functions.iter().map(find).collect()
+    if let Some(missing) = recipe.functions.iter().find(|name| !names.contains(name)) {
+        let hint = "it was written for a program that gives it";
+        return Err(Error::invalid(format!("the recipe names the function '{missing}', which was not given; {hint}")));
+    }
+    let functions = recipe.functions.iter().filter_map(|name| functions.iter().find(|f| f.name == *name).cloned()).collect();
+    let operators = recipe.functions.iter().filter_map(|name| operators.iter().find(|o| o.name == *name).cloned()).collect();
+    Ok((functions, operators))
 }
 
 const NOT_COUNTED: &str = "not counted";

@@ -2,7 +2,7 @@ use super::*;
 use crate::base::mix;
 use crate::data::DatasetSpec;
 use crate::pipeline::synthetic::{Lens, Synthetic};
-use crate::pipeline::{DataIdentity, global_hash};
+use crate::pipeline::{DataIdentity, Operator, OperatorMaker, Piece, global_hash};
 use crate::plan::{Order, Steps, Unit};
 use crate::recipe::{Algorithm, DatasetRecipe, Tail};
 
@@ -36,6 +36,7 @@ fn parts(recipe: &Recipe, documents: &[u64], lens: Lens) -> Parts {
         recipe: recipe.clone(),
         sources: documents.iter().enumerate().map(source).collect(),
         work: Arc::new(work),
+        operators: Vec::new(),
         tokenizer: 1,
         tokenizer_engine: "none".into(),
         pad_token_id: 0,
@@ -387,5 +388,71 @@ fn a_plan_is_explained_in_words() {
     let text = explain(&parts(&recipe, &[300, 70], lens), &options(1, 4)).unwrap();
     for part in ["a: 300 documents", "0.7692 of the documents", "rank 1 of 4 owns lanes 4 to 7", "resumes unchanged on 1, 2, 4, 8, 16 ranks"] {
         assert!(text.contains(part), "'{part}' is missing in:\n{text}");
+    }
+}
+
+/// Drops every third document, cuts the others to 20 tokens, and swaps neighbours, also across rows and anchors.
+#[derive(Default)]
+struct Swap {
+    count: u8,
+    held: Vec<Piece>,
+}
+
+impl Operator for Swap {
+    fn push(&mut self, piece: Piece, out: &mut Vec<Piece>) -> Result<()> {
+        self.count = (self.count + 1) % 3;
+        if self.count > 0 {
+            assert_eq!(piece.tokens().len(), piece.len as usize, "pieces that were held have their tokens again");
+            self.held.push(piece.part(0..piece.len.min(20)));
+        }
+        if self.held.len() == 2 {
+            out.extend(self.held.drain(..).rev());
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self, out: &mut Vec<Piece>) -> Result<()> {
+        out.append(&mut self.held);
+        Ok(())
+    }
+
+    fn held(&mut self) -> Vec<&mut Piece> {
+        self.held.iter_mut().collect()
+    }
+
+    fn save(&self) -> Vec<u8> {
+        vec![self.count]
+    }
+
+    fn load(&mut self, state: &[u8], held: Vec<Piece>) -> Result<()> {
+        (self.count, self.held) = (state[0], held);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_users_operator_keeps_its_state_over_any_cut_and_number_of_ranks() {
+    for exhausted in [Exhausted::Repeat, Exhausted::Redistribute] {
+        let mut recipe = recipe();
+        recipe.datasets.iter_mut().for_each(|d| d.exhausted = exhausted);
+        recipe.functions = vec!["swap 1".into()];
+        let world = |ranks: u32, threads| -> Vec<Loader> {
+            let mut parts = parts(&recipe, &[100, 25], lens);
+            parts.operators = vec![OperatorMaker { name: "swap 1".into(), make: Arc::new(|_| Box::new(Swap::default())) }];
+            (0..ranks).map(|r| Loader::assemble(parts.clone(), Options { threads, ..options(r, ranks) }).unwrap()).collect()
+        };
+        let mut one = world(1, 0);
+        let steps = one[0].steps().unwrap().unwrap_or(40);
+        assert!(steps > 3);
+        let expected = hashes(&mut one, steps);
+        let mut two = world(2, 2);
+        for step in 0..steps.min(30) {
+            let checkpoint = saved(&two, true);
+            hashes(&mut two, 1);
+            let mut resumed = world(4, 0);
+            resumed.iter_mut().for_each(|l| l.load(&checkpoint).unwrap());
+            let n = 3.min(steps - step);
+            assert_eq!(hashes(&mut resumed, n), expected[step as usize..][..n as usize], "{exhausted:?}, resumed at {step}");
+        }
     }
 }

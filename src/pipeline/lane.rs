@@ -2,6 +2,7 @@
 //! same whenever it runs; it stops where it would have to wait, and goes on from there.
 
 use super::codec::{Reader, put, put_signed};
+use super::operator::{OperatorMaker, Operators};
 use super::pack::{Packer, Piece, Row, Tokens};
 use super::shuffle::Windows;
 use super::stream::{Head, LeftOut, Stream};
@@ -35,6 +36,8 @@ pub struct RunPlan {
     pub domains: Vec<u16>,
     /// How rows fall into windows.
     pub windows: Windows,
+    /// The user's operators between documents and rows.
+    pub operators: Vec<OperatorMaker>,
 }
 
 impl RunPlan {
@@ -138,6 +141,7 @@ pub(super) struct Lane {
     streams: Vec<Stream>,
     /// By tokens: the size of each source's next document.
     next: Vec<u64>,
+    operators: Operators,
     packer: Packer,
     fetch: Fetch,
     windows: VecDeque<Window>,
@@ -165,6 +169,7 @@ impl Lane {
         let mixer = Mixer::new(plan.unit, plan.seed, lane, &plan.weights[0].1);
         let next = vec![0; plan.sources.len()];
         let streams = (0..plan.sources.len()).map(|i| Stream::new(i, lane, Cursor::default())).collect();
+        let operators = Operators::new(&plan.operators, lane);
         let packer = Packer::new(&plan.pack, plan.domains.clone());
         let mut lane = Lane {
             lane,
@@ -176,6 +181,7 @@ impl Lane {
             demand: Vec::new(),
             streams,
             next,
+            operators,
             packer,
             fetch: Fetch::default(),
             windows: VecDeque::new(),
@@ -221,8 +227,13 @@ impl Lane {
             }
             if let Some(row) = self.packer.pop() {
                 self.add(row);
+            } else if let Some(piece) = self.operators.pop() {
+                self.packer.push(piece);
             } else if self.ended {
-                return Ok(Progress::Finished);
+                if self.packer.is_flushing() {
+                    return Ok(Progress::Finished);
+                }
+                self.packer.flush();
             } else if !self.turn(tasks)? {
                 return Ok(Progress::Waiting);
             }
@@ -278,11 +289,11 @@ impl Lane {
         let counted = if self.plan.pack.long_documents() == LongDocuments::Truncate { self.plan.pack.max_length } else { u32::MAX };
         let source = match self.plan.unit {
             Unit::Samples => {
-                let Some(source) = self.mixer.turn(&[]) else { return Ok(self.end()) };
+                let Some(source) = self.mixer.turn(&[]) else { return self.end() };
                 match self.head(source, longest, tasks)? {
                     Head::Ready(_) => source,
                     Head::Waiting => return Ok(false),
-                    Head::Ended => return Ok(self.exhausted(source)),
+                    Head::Ended => return self.exhausted(source),
                 }
             }
             Unit::Tokens => {
@@ -291,11 +302,11 @@ impl Lane {
                         match self.head(source, longest, tasks)? {
                             Head::Ready(tokens) => self.next[source] = u64::from(tokens.min(counted)),
                             Head::Waiting => return Ok(false),
-                            Head::Ended => return Ok(self.exhausted(source)),
+                            Head::Ended => return self.exhausted(source),
                         }
                     }
                 }
-                let Some(source) = self.mixer.turn(&self.next) else { return Ok(self.end()) };
+                let Some(source) = self.mixer.turn(&self.next) else { return self.end() };
                 source
             }
         };
@@ -307,7 +318,12 @@ impl Lane {
         self.mixer.take(source, u64::from(len));
         self.counts.documents += 1;
         self.counts.tokens += u64::from(len);
-        self.packer.push(Piece { source: source as u16, document: taken.document, start: 0, len, tokens: taken.tokens });
+        let piece = Piece { source: source as u16, document: taken.document, start: 0, len, tokens: taken.tokens };
+        if self.operators.is_empty() {
+            self.packer.push(piece)
+        } else {
+            self.operators.push(piece)?
+        }
         Ok(true)
     }
 
@@ -338,24 +354,23 @@ impl Lane {
     }
 
     /// A source has no more documents. Always `true`: whatever follows, there is nothing to wait for.
-    fn exhausted(&mut self, source: usize) -> bool {
+    fn exhausted(&mut self, source: usize) -> Result<bool> {
         let goes_on = match self.plan.exhausted[source] {
             Exhausted::Redistribute => self.mixer.remove(source),
             // A source that repeats never comes here.
             Exhausted::Stop | Exhausted::Repeat => false,
         };
-        if goes_on {
-            self.set_demand()
-        } else {
-            self.end();
+        if !goes_on {
+            return self.end();
         }
-        true
+        self.set_demand();
+        Ok(true)
     }
 
-    fn end(&mut self) -> bool {
+    fn end(&mut self) -> Result<bool> {
         self.ended = true;
-        self.packer.flush();
-        true
+        self.operators.flush()?;
+        Ok(true)
     }
 
     /// What is done with a document of more tokens than a row: how many are kept.
@@ -401,7 +416,7 @@ impl Lane {
     }
 
     /// The lane's state before its next row, as pointers.
-    pub fn anchor(&self) -> Arc<[u8]> {
+    pub fn anchor(&mut self) -> Arc<[u8]> {
         let mut out = Vec::with_capacity(64);
         put(&mut out, self.plan.windows.of_row(self.made) << 1 | u64::from(self.ended));
         let MixerState { balance, gone } = self.mixer.state();
@@ -414,6 +429,7 @@ impl Lane {
             put(&mut out, stream.cursor().round);
             put(&mut out, u64::from(stream.cursor().index));
         }
+        self.operators.save(&mut out);
         self.packer.save(&mut out);
         out.into()
     }
@@ -434,6 +450,7 @@ impl Lane {
             let cursor = Cursor { round: from.get()?, index: from.get_u32()? };
             self.streams[source] = Stream::new(source, self.lane, cursor);
         }
+        self.operators.load(&mut from, sources)?;
         self.packer.load(&mut from)?;
         from.finish()?;
         self.made = self.plan.windows.start(window);
@@ -465,9 +482,14 @@ struct Fetch {
 }
 
 impl Lane {
-    /// Makes a task of each few documents that the packer's pieces point to.
+    /// Every piece held.
+    fn held(&mut self) -> impl Iterator<Item = &mut Piece> {
+        self.operators.pieces().chain(self.packer.pieces())
+    }
+
+    /// Makes a task of each few documents that pieces held point to.
     fn fetch(&mut self) {
-        let mut wanted: Vec<(usize, u64)> = self.packer.pieces().map(|p| (usize::from(p.source), p.document)).collect();
+        let mut wanted: Vec<(usize, u64)> = self.held().map(|p| (usize::from(p.source), p.document)).collect();
         wanted.sort_unstable();
         wanted.dedup();
         for of_one in wanted.chunk_by(|a, b| a.0 == b.0) {
@@ -502,7 +524,7 @@ impl Lane {
             self.fetch.tasks.pop_front();
         }
         let fetch = std::mem::take(&mut self.fetch);
-        for piece in self.packer.pieces() {
+        for piece in self.operators.pieces().chain(self.packer.pieces()) {
             let (tokens, len) = &fetch.made[&(usize::from(piece.source), piece.document)];
             if piece.start.checked_add(piece.len).is_none_or(|end| end > *len) {
                 let name = &self.plan.names[usize::from(piece.source)];

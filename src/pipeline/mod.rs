@@ -6,6 +6,7 @@
 //! |---|---|
 //! | `work` | the heavy part, as the engine sees it: documents in, tokens out |
 //! | `text`, `map`, `tokenize` | that part for text: reading, user functions, tokens |
+//! | `operator` | a user's own operator between documents and rows |
 //! | `pack` | documents to rows |
 //! | `shuffle` | windows of rows, and their order |
 //! | `stream` | a lane's documents of one source, made ahead |
@@ -21,6 +22,7 @@ mod codec;
 mod engine;
 mod lane;
 mod map;
+mod operator;
 mod pack;
 mod shuffle;
 mod stream;
@@ -35,6 +37,7 @@ pub use checkpoint::{Checkpoint, DataIdentity, Meta, VERSION, WithinStep};
 pub use engine::{Engine, Tuning};
 pub use lane::{LaneCounts, LaneRow, LaneStart, RunPlan};
 pub use map::{Function, TextFunction};
+pub use operator::{Operator, OperatorMaker};
 pub use pack::{Packer, Piece, Row, Tokens};
 pub use shuffle::Windows;
 pub use stream::LeftOut;

@@ -10,6 +10,7 @@ use crate::base::Result;
 use crate::recipe::{Algorithm, PackRecipe};
 use std::collections::VecDeque;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Where tokens lie; nowhere, if only lengths are wanted.
@@ -51,6 +52,15 @@ impl Piece {
     pub fn tokens(&self) -> &[u32] {
         let at = self.tokens.at as usize;
         self.tokens.buffer.as_ref().map_or(&[], |b| &b[at..at + self.len as usize])
+    }
+
+    /// Tokens `range` of it, counted from its own first.
+    ///
+    /// # Panics
+    /// If the range does not lie within it.
+    pub fn part(&self, range: Range<u32>) -> Piece {
+        assert!(range.start <= range.end && range.end <= self.len, "part {range:?} of a piece of {} tokens", self.len);
+        Piece { start: self.start + range.start, len: range.end - range.start, tokens: self.tokens.skip(range.start), ..*self }
     }
 
     /// Its first `len` tokens; the rest stays.
@@ -153,6 +163,11 @@ impl Packer {
         self.flush = true;
     }
 
+    /// Whether [`Packer::flush`] was called.
+    pub fn is_flushing(&self) -> bool {
+        self.flush
+    }
+
     /// Everything held, as pointers.
     pub fn save(&self, out: &mut Vec<u8>) {
         put(out, (self.last as u64) << 1 | u64::from(self.flush));
@@ -172,12 +187,12 @@ impl Packer {
     }
 }
 
-fn save_pieces<'p>(pieces: impl ExactSizeIterator<Item = &'p Piece>, out: &mut Vec<u8>) {
+pub(super) fn save_pieces<'p>(pieces: impl ExactSizeIterator<Item = &'p Piece>, out: &mut Vec<u8>) {
     put(out, pieces.len() as u64);
     pieces.for_each(|p| p.save(out));
 }
 
-fn load_pieces(from: &mut Reader<'_>, sources: usize) -> Result<VecDeque<Piece>> {
+pub(super) fn load_pieces(from: &mut Reader<'_>, sources: usize) -> Result<VecDeque<Piece>> {
     (0..from.get_count()?).map(|_| Piece::load(from, sources)).collect()
 }
 

@@ -98,6 +98,7 @@ impl Setup {
             pack: PackRecipe { algorithm: self.algorithm, num_bins: 4, candidate_pool_size: 6, ..PackRecipe::new(self.length) },
             domains: vec![0; self.documents.len()],
             windows: Windows::new(self.buffer, self.lanes),
+            operators: Vec::new(),
         }
     }
 }

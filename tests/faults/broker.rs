@@ -68,6 +68,24 @@ fn a_broker_that_is_killed_every_second_loses_nothing() {
     broker.end();
 }
 
+/// What is made for a student that has died is made in vain, and the worker is told so.
+#[test]
+fn a_sample_in_hand_is_not_wanted_any_more_when_its_student_dies() {
+    let room = Room::new();
+    let broker = BrokerProcess::start(&room.dir);
+    let mut victim = Peer::student(student(&room)).ready();
+    victim.ask(json!({ "model": "m" }));
+    let mut maker = Peer::worker(WorkerRole { linger: Some((0, 300_000)), batch: 1, ..worker(&room) }).ready();
+    assert_eq!(victim.ask(json!("open")), "opened");
+    assert_eq!(maker.heard()["lingers"], 0);
+    victim.kill();
+    assert_eq!(maker.heard()["wrote"], 0);
+    until("it was in vain", || maker.ask(json!("stats"))["lost"] == 1);
+    assert_eq!(maker.ask(json!("stats"))["made"], 0);
+    maker.end();
+    broker.end();
+}
+
 /// A student is killed: what it had asked for is forgotten, another student is served on; one started at once in its place continues at its cursor.
 #[test]
 fn a_student_that_is_killed_and_started_again_at_once_continues() {

@@ -114,6 +114,11 @@ impl Peer {
         self.lines.try_iter().collect()
     }
 
+    /// All that one which has ended said and nobody has heard yet.
+    pub fn last_words(&mut self) -> Vec<Value> {
+        self.lines.iter().collect()
+    }
+
     pub fn tell(&mut self, command: Value) {
         let input = self.input.as_mut().expect("its input is open");
         writeln!(input, "{command}").unwrap_or_else(|e| panic!("process {}: {e}: {}", self.child.id(), self.what));

@@ -8,6 +8,11 @@ Start here:
 - a :class:`StudentClient` sets the model and asks for samples one by one;
 - a :class:`DistillIterableDataset` feeds a ``DataLoader``; ``laneway.torch.DataLoader`` is the one that never mixes models.
 
+Or, without a teacher:
+
+- a :class:`Loader` turns a recipe into batches, the same global batches on any number of ranks;
+- a :class:`Pipeline` is the same from calls instead of a file.
+
 NumPy is needed, torch is not: where torch can be imported tensors are torch tensors, else NumPy arrays. torch is imported when
 first needed, not by ``import laneway``.
 """
@@ -16,11 +21,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from . import io, work
+from ._functions import Function
 from ._version import __version__
+from .batch import Batch, global_hash
 from .batch_config import BatchConfig, TensorSpec
 from .broker import Broker, BrokerStats
 from .errors import LanewayError, TaskError
+from .loader import Loader
 from .logs import setup_logging
+from .pipeline import Pipeline
+from .recipe import Recipe
 from .student import GenerationValue, SampleRef, StudentClient
 from .worker import Task, Worker
 
@@ -28,12 +39,17 @@ if TYPE_CHECKING:
     from .dataset import DistillIterableDataset
 
 __all__ = [
+    "Batch",
     "BatchConfig",
     "Broker",
     "BrokerStats",
     "DistillIterableDataset",
+    "Function",
     "GenerationValue",
     "LanewayError",
+    "Loader",
+    "Pipeline",
+    "Recipe",
     "SampleRef",
     "StudentClient",
     "Task",
@@ -41,7 +57,10 @@ __all__ = [
     "TensorSpec",
     "Worker",
     "__version__",
+    "global_hash",
+    "io",
     "setup_logging",
+    "work",
 ]
 
 

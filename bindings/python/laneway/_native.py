@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from ctypes import POINTER, c_char_p, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,48 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "lw_worker_stats": (_status, [_handle, c_char_p, c_size_t, _len]),
     "lw_worker_stop": (None, [_handle]),
     "lw_worker_free": (None, [_handle]),
+    "lw_dataset_options_init": (None, [POINTER(s.DatasetOptions)]),
+    "lw_dataset_open": (_status, [POINTER(s.DatasetOptions), _out]),
+    "lw_dataset_documents": (c_uint64, [_handle]),
+    "lw_dataset_shard_count": (c_size_t, [_handle]),
+    "lw_dataset_shard": (_status, [_handle, c_size_t, POINTER(s.Shard)]),
+    "lw_dataset_groups": (_status, [_handle, c_void_p, c_size_t, _len]),
+    "lw_dataset_locate": (_status, [_handle, c_uint64, POINTER(s.Location)]),
+    "lw_dataset_read": (_status, [_handle, c_uint64, c_char_p, c_size_t, _len, POINTER(c_char_p)]),
+    "lw_dataset_free": (None, [_handle]),
+    "lw_recipe_load": (_status, [c_char_p, _out]),
+    "lw_recipe_parse": (_status, [c_char_p, c_size_t, c_char_p, _out]),
+    "lw_recipe_to_toml": (_status, [_handle, c_char_p, c_size_t, _len]),
+    "lw_recipe_fields": (_status, [_handle, c_char_p, c_size_t, _len]),
+    "lw_recipe_fingerprint": (c_uint64, [_handle]),
+    "lw_recipe_difference": (_status, [_handle, _handle, c_char_p, c_size_t, _len]),
+    "lw_recipe_free": (None, [_handle]),
+    "lw_batch_describe": (_status, [_handle, POINTER(s.BatchInfo)]),
+    "lw_batch_tensor": (_status, [_handle, c_char_p, POINTER(s.Tensor)]),
+    "lw_batch_rows": (_status, [_handle, c_void_p, c_size_t, _len]),
+    "lw_batch_segments": (_status, [_handle, c_void_p, c_size_t, _len]),
+    "lw_batch_row_hashes": (_status, [_handle, c_void_p, c_size_t, _len]),
+    "lw_batch_global_hash": (c_uint64, [c_void_p, c_size_t]),
+    "lw_batch_release": (None, [_handle]),
+    "lw_function_table_init": (None, [POINTER(s.FunctionTable)]),
+    "lw_text_append": (_status, [c_void_p, c_char_p, c_size_t]),
+    "lw_loader_options_init": (None, [POINTER(s.LoaderOptions)]),
+    "lw_loader_open": (_status, [_handle, POINTER(s.LoaderOptions), _out]),
+    "lw_loader_next": (_status, [_handle, c_int64, _out]),
+    "lw_loader_save_json": (_status, [_handle, c_char_p, c_size_t, _len]),
+    "lw_loader_load": (_status, [_handle, POINTER(s.State), c_size_t]),
+    "lw_loader_seek": (_status, [_handle, c_uint64]),
+    "lw_loader_set_mixture": (_status, [_handle, POINTER(c_double), c_size_t, c_uint64]),
+    "lw_loader_steps": (_status, [_handle, POINTER(c_uint64)]),
+    "lw_loader_step": (_status, [_handle, POINTER(c_uint64)]),
+    "lw_loader_recipe": (_handle, [_handle]),
+    "lw_loader_dataset": (_handle, [_handle, c_size_t]),
+    "lw_loader_info": (_status, [_handle, c_char_p, c_size_t, _len]),
+    "lw_loader_stats": (_status, [_handle, c_char_p, c_size_t, _len]),
+    "lw_loader_decode": (_status, [_handle, POINTER(c_int64), c_size_t, c_char_p, c_size_t, _len]),
+    "lw_loader_cancel": (None, [_handle]),
+    "lw_loader_close": (None, [_handle]),
+    "lw_loader_free": (None, [_handle]),
 }
 
 
@@ -185,14 +227,14 @@ def interruptibly(ask: Callable[[int], int], timeout_s: float, undo: Callable[[i
     return result
 
 
-def text(function: Any, handle: Any) -> str:
+def text(function: Any, *handles: Any) -> str:
     """What a function of the form ``f(handle, buffer, capacity, &len)`` writes; it may grow between two calls."""
     length = c_size_t()
-    check(function(handle, None, 0, ctypes.byref(length)))
+    check(function(*handles, None, 0, ctypes.byref(length)))
     while True:
         capacity = length.value + 256
         buffer = ctypes.create_string_buffer(capacity)
-        check(function(handle, buffer, capacity, ctypes.byref(length)))
+        check(function(*handles, buffer, capacity, ctypes.byref(length)))
         if length.value < capacity:
             return buffer.raw[: length.value].decode("utf-8", "replace")
 

@@ -54,10 +54,11 @@ def forks() -> int:
     """How many forks lie between this process and the one that imported the package: tells a child without a system call."""
     return _forks
 
-# In this order: who makes samples, who asks for them, who introduced them, and who tells of it.
-WORKERS, STUDENTS, BROKERS, LOGS = range(4)
 
-_endings: list[weakref.WeakKeyDictionary[Any, Callable[[Any], None]]] = [weakref.WeakKeyDictionary() for _ in range(4)]
+# In this order: who makes samples, who asks for them, who introduced them, who makes batches, and who tells of it.
+WORKERS, STUDENTS, BROKERS, LOADERS, LOGS = range(5)
+
+_endings: list[weakref.WeakKeyDictionary[Any, Callable[[Any], None]]] = [weakref.WeakKeyDictionary() for _ in range(5)]
 
 
 def at_exit(order: int, obj: Any, ending: Callable[[Any], None]) -> None:

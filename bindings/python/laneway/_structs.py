@@ -158,6 +158,127 @@ class Task(ctypes.Structure):
     ]
 
 
+Progress = CFUNCTYPE(c_int32, c_void_p, c_char_p, c_uint64, c_uint64)
+Map = CFUNCTYPE(c_int32, c_void_p, c_void_p, c_size_t, c_void_p)
+Filter = CFUNCTYPE(c_int32, c_void_p, c_void_p, c_size_t)
+
+
+class FunctionTable(ctypes.Structure):
+    """``lw_function_table``"""
+
+    _fields_ = [("struct_size", c_size_t), ("user", c_void_p), ("drop", Drop), ("name", c_char_p), ("map", Map), ("filter", Filter)]
+
+
+class LoaderOptions(ctypes.Structure):
+    """``lw_loader_options``"""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("rank", c_uint32),
+        ("ranks", c_uint32),
+        ("microbatch_size", c_uint64),
+        ("uneven", c_int32),
+        ("threads", c_uint32),
+        ("prefetch", c_uint64),
+        ("cache_dir", c_char_p),
+        ("memory_budget", c_uint64),
+        ("task_bytes", c_uint64),
+        ("functions", POINTER(POINTER(FunctionTable))),
+        ("function_count", c_size_t),
+        ("progress", Progress),
+        ("progress_user", c_void_p),
+    ]
+
+
+class State(ctypes.Structure):
+    """``lw_state``"""
+
+    _fields_ = [("data", c_char_p), ("len", c_size_t)]
+
+
+class BatchInfo(ctypes.Structure):
+    """``lw_batch_info``"""
+
+    _fields_ = [
+        ("step", c_uint64),
+        ("microbatch", c_uint64),
+        ("microbatches", c_uint64),
+        ("rows", c_uint64),
+        ("row_length", c_uint64),
+        ("segments", c_uint64),
+        ("num_tokens", c_uint64),
+        ("num_valid_tokens", c_uint64),
+        ("max_seqlen", c_int64),
+    ]
+
+
+class Row(ctypes.Structure):
+    """``lw_row``"""
+
+    _fields_ = [("number", c_uint64), ("position", c_uint64), ("lane", c_uint32), ("segments", c_uint32)]
+
+
+class Segment(ctypes.Structure):
+    """``lw_segment``"""
+
+    _fields_ = [
+        ("document", c_uint64),
+        ("dataset", c_uint32),
+        ("shard", c_uint32),
+        ("row", c_uint32),
+        ("offset", c_uint32),
+        ("start", c_uint32),
+        ("length", c_uint32),
+    ]
+
+
+class DatasetOptions(ctypes.Structure):
+    """``lw_dataset_options``"""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("name", c_char_p),
+        ("paths", POINTER(c_char_p)),
+        ("path_count", c_size_t),
+        ("format", c_char_p),
+        ("text_field", c_char_p),
+        ("text_unit", c_char_p),
+        ("on_error", c_char_p),
+        ("cache_dir", c_char_p),
+        ("threads", c_uint64),
+        ("memory_budget", c_uint64),
+        ("progress", Progress),
+        ("progress_user", c_void_p),
+    ]
+
+
+class Shard(ctypes.Structure):
+    """``lw_shard``"""
+
+    _fields_ = [
+        ("path", c_char_p),
+        ("name", c_char_p),
+        ("format", c_char_p),
+        ("damage", c_char_p),
+        ("size", c_uint64),
+        ("fingerprint", c_uint64),
+        ("first_document", c_uint64),
+        ("documents", c_uint64),
+    ]
+
+
+class Group(ctypes.Structure):
+    """``lw_group``"""
+
+    _fields_ = [("first_document", c_uint64), ("bytes", c_uint64), ("documents", c_uint32), ("shard", c_uint32)]
+
+
+class Location(ctypes.Structure):
+    """``lw_location``"""
+
+    _fields_ = [("number", c_uint64), ("shard", c_uint32), ("is_row", c_int32)]
+
+
 # The same bytes by `struct`, which reads a whole value in a fifth of the time of a dozen ctypes fields.
 SAMPLE = struct.Struct("@8Q2I")
 TASK = struct.Struct("@12Q2I")
@@ -165,3 +286,6 @@ TASK = struct.Struct("@12Q2I")
 ROLE_CLIENT, ROLE_DATASET = 0, 1
 SAMPLE_COPIED = 1
 SPIN_ADAPTIVE = 0xFFFF_FFFF
+THREADS_ALL = 0xFFFF_FFFF
+NO_LANE = 0xFFFF_FFFF
+ENDLESS = 2**64 - 1

@@ -19,6 +19,7 @@ from .errors import Closed
 from .mediums import Medium
 
 _CONNECT_S = 10.0
+_SWITCH_S = 30.0
 _NEVER, _monotonic_ns = _native.NEVER, _native.monotonic_ns
 
 
@@ -245,7 +246,7 @@ class StudentClient:
             "pid": student.pid,
         }
 
-    def set_model(self, model_id: str, model_cfg: Mapping[str, Any] | None = None, timeout_s: float = _CONNECT_S) -> int:
+    def set_model(self, model_id: str, model_cfg: Mapping[str, Any] | None = None, timeout_s: float = _SWITCH_S) -> int:
         """Chooses what workers make from now on, for every rank of the group.
 
         When it returns, no rank is handed a sample of an older model, and tickets that were not handed out yet are made anew.

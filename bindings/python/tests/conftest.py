@@ -56,7 +56,7 @@ class House:
         return "\n".join(f"--- {p.args}\n{p.log.read_text()}" for p in self.processes)
 
 
-def wait_until(condition: Callable[[], object], what: str, seconds: float = 20.0) -> None:
+def wait_until(condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
     """Waits for something that comes soon; what it was, if it did not."""
     end = time.monotonic() + seconds
     while not condition():
@@ -92,3 +92,20 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
         item.failed = True
         if "house" in getattr(item, "funcargs", {}):
             report.sections.append(("processes", item.funcargs["house"].logs()))
+
+
+@pytest.fixture(scope="session")
+def lanes_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two datasets, a tokenizer and ``recipe.toml``; with their indexes, once made. Not to be changed."""
+    from lanes_data import write_data
+
+    folder = tmp_path_factory.mktemp("lanes")
+    write_data(folder)
+    return folder
+
+
+@pytest.fixture
+def lanes(lanes_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The recipe of :func:`lanes_folder`; caches stay beside it."""
+    monkeypatch.setenv("LANEWAY_CACHE", str(lanes_folder / "cache"))
+    return lanes_folder / "recipe.toml"

@@ -48,7 +48,7 @@ def test_every_medium_keeps_the_same_promises(house, medium, tmp_path):
             client.set_model(f"m{generation}")
             kept = None
             for _ in range(50):
-                sample = client.request_sample(timeout_ms=20_000)
+                sample = client.request_sample(timeout_ms=60_000)
                 assert sample.step == step and sample.generation == generation
                 assert np.array_equal(sample["x"], expected(0, step, generation))
                 kept = kept or (sample["x"], step)
@@ -69,7 +69,7 @@ def test_a_small_medium_is_shared_out(house, tmp_path):
     with StudentClient(0, 16, CONFIG, prefetch=16, medium=medium, framework="numpy") as client:
         client.set_model("m")
         for step in range(50):
-            sample = client.request_sample(timeout_ms=20_000)
+            sample = client.request_sample(timeout_ms=60_000)
             assert sample.step == step and np.array_equal(sample["x"], expected(0, step, 1))
             sample.release()
 
@@ -96,7 +96,7 @@ def test_an_exception_while_reading_reaches_the_student(house, tmp_path):
     with StudentClient(0, 8, CONFIG, medium=medium, max_attempts=1) as client:
         client.set_model("m")
         with pytest.raises(TaskError, match="the disk is on fire"):
-            client.request_sample(timeout_ms=20_000)
+            client.request_sample(timeout_ms=60_000)
 
 
 def test_an_exception_while_attaching_reaches_the_workers_log(house, tmp_path):

@@ -58,11 +58,8 @@ def test_a_new_iterator_goes_on_where_the_last_one_ended(client):
     assert steps == list(range(30))
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("workers", "start"), [(0, "fork"), (2, "fork"), (2, "spawn")])
 def test_torchs_dataloader_with_more_samples_in_a_batch_than_slots(client, workers, start):
-    if workers == 0 and start == "spawn":
-        pytest.skip("no process is started")
     context = multiprocessing.get_context(start) if workers else None
     loader = DataLoader(dataset(client), batch_size=32, num_workers=workers, multiprocessing_context=context)
     steps = {lane: [] for lane in range(max(1, workers))}
@@ -190,7 +187,7 @@ def test_an_iterator_that_waits_ends_with_ctrl_c(house):
     wait_until(lambda: process.log.read_text(), "its start")
     time.sleep(1)
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=10) == -signal.SIGINT
+    assert process.wait(timeout=60) == -signal.SIGINT
 
 
 def test_data_workers_end_with_a_killed_trainer(house):
@@ -228,7 +225,7 @@ def test_two_processes_on_one_lane_are_refused_with_what_to_do(client, house):
         from peers import CONFIG
         from laneway import *
         next(iter(DistillIterableDataset(0, None, 4, CONFIG, max_retries=1)))"""
-    done = subprocess.run([sys.executable, "-c", code], env=house.env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], env=house.env, capture_output=True, text=True, timeout=120)
     assert "InUse" in done.stderr and str(os.getpid()) in done.stderr and "dataset.close()" in done.stderr
 
 

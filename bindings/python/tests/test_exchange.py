@@ -37,7 +37,7 @@ def test_each_ticket_comes_once_and_in_order(house, client):
     house.worker("fill")
     assert client.set_model("m") == 1
     for step in range(200):
-        sample = client.request_sample(timeout_ms=10_000)
+        sample = client.request_sample(timeout_ms=60_000)
         assert (sample.lane, sample.step) == (0, step)
         check(sample, 1)
         client.release_slot(sample.slot_id)
@@ -48,7 +48,7 @@ def test_several_samples_come_in_one_call(house, client):
     client.set_model("m")
     steps = []
     while len(steps) < 100:
-        samples = client.next_samples(4, timeout_ms=10_000)
+        samples = client.next_samples(4, timeout_ms=60_000)
         assert 1 <= len(samples) <= 4
         for sample in samples:
             check(sample, 1)
@@ -62,7 +62,7 @@ def test_a_generator_gets_the_model_and_its_config_whole(house, client):
     name = "läyer/" * 170_000
     for model_id, config in [("m", None), ("n", {"layers": [1, 2], "name": "é"}), (name, {"big": "y" * 1_000_000})]:
         client.set_model(model_id, config)
-        sample = client.request_sample(timeout_ms=10_000)
+        sample = client.request_sample(timeout_ms=60_000)
         assert sample.tensors["ticket"][:2].tolist() == [len(model_id), len(str(config))]
 
 
@@ -70,7 +70,7 @@ def test_an_omegaconf_node_is_a_config(house, client):
     omegaconf = pytest.importorskip("omegaconf")
     house.worker("generate")
     client.set_model("m", omegaconf.OmegaConf.create({"a": {"b": "${c}"}, "c": 3}))
-    assert client.request_sample(timeout_ms=10_000).tensors["ticket"][1] == len(str({"a": {"b": 3}, "c": 3}))
+    assert client.request_sample(timeout_ms=60_000).tensors["ticket"][1] == len(str({"a": {"b": 3}, "c": 3}))
 
 
 @pytest.mark.parametrize("bad", [[1], "text", {"a": object()}, {"a": float("nan")}])
@@ -86,7 +86,7 @@ def test_without_model_or_worker_a_request_times_out_and_keeps_its_ticket(house,
     client.set_model("m")
     assert client.request_sample(timeout_ms=50) is None
     house.worker("fill")
-    assert client.request_sample(timeout_ms=10_000).step == 0
+    assert client.request_sample(timeout_ms=60_000).step == 0
 
 
 def test_after_set_model_no_older_sample_is_delivered_and_none_is_skipped(house):
@@ -96,7 +96,7 @@ def test_after_set_model_no_older_sample_is_delivered_and_none_is_skipped(house)
         for generation in range(1, 11):
             assert client.set_model(f"m{generation}") == generation == client.generation
             for _ in range(20):
-                sample = client.request_sample(timeout_ms=10_000)
+                sample = client.request_sample(timeout_ms=60_000)
                 assert sample.step == step
                 check(sample, generation)
                 sample.release()
@@ -107,10 +107,10 @@ def test_a_failing_ticket_is_an_error_with_the_whole_traceback_and_its_neighbour
     worker = house.worker("raise")
     with StudentClient(0, 8, CONFIG, prefetch=8, max_attempts=2) as client:
         client.set_model("m")
-        steps = [client.request_sample(timeout_ms=10_000).step for _ in range(2)]
+        steps = [client.request_sample(timeout_ms=60_000).step for _ in range(2)]
         with pytest.raises(TaskError) as raised:
-            client.request_sample(timeout_ms=10_000)
-        steps += [client.request_sample(timeout_ms=10_000).step for _ in range(5)]
+            client.request_sample(timeout_ms=60_000)
+        steps += [client.request_sample(timeout_ms=60_000).step for _ in range(5)]
     error = raised.value
     assert steps == [0, 1, 3, 4, 5, 6, 7]
     assert (error.lane, error.step, error.attempts, error.status) == (0, 2, 2, 1013)
@@ -130,7 +130,7 @@ def test_what_does_not_fit_fails_the_task(house, kind, words):
     with StudentClient(0, 4, CONFIG, max_attempts=1) as client:
         client.set_model("m")
         with pytest.raises(TaskError, match=words):
-            client.request_sample(timeout_ms=10_000)
+            client.request_sample(timeout_ms=60_000)
 
 
 def test_a_worker_with_another_layout_is_refused_and_the_field_named(house, client):
@@ -159,7 +159,7 @@ def test_reads_are_views_that_keep_their_slot_until_they_die(house):
     house.worker("fill", "4")
     with StudentClient(0, 4, CONFIG) as client:
         client.set_model("m")
-        sample = client.request_sample(timeout_ms=10_000)
+        sample = client.request_sample(timeout_ms=60_000)
         x = sample.tensors["x"]
         assert inside(x, 4096) and x.data_ptr() % 64 == 0 and not sample.copied
         part = x[5:10]
@@ -167,7 +167,7 @@ def test_reads_are_views_that_keep_their_slot_until_they_die(house):
         client.release_slot(slot)
         del x
         for _ in range(40):
-            other = client.request_sample(timeout_ms=10_000)
+            other = client.request_sample(timeout_ms=60_000)
             assert other.slot_id != slot and not at <= other.tensors["x"].data_ptr() < at + 4096
             other.release()
         assert np.array_equal(part.numpy(), expected(0, step, 1)[5:10])
@@ -175,15 +175,15 @@ def test_reads_are_views_that_keep_their_slot_until_they_die(house):
         del part
         assert client.stats["held"] == 0
         seen = set()
-        wait_until(lambda: seen.add((s := client.request_sample(10_000)).slot_id) or s.release() or slot in seen, "the slot's next use")
+        wait_until(lambda: seen.add((s := client.request_sample(60_000)).slot_id) or s.release() or slot in seen, "the slot's next use")
 
 
 def test_a_sample_that_is_forgotten_is_released(house, client):
     house.worker("fill")
     client.set_model("m")
     for _ in range(50):
-        client.request_sample(timeout_ms=10_000)
-        client.request_sample(timeout_ms=10_000).tensors["x"].sum()
+        client.request_sample(timeout_ms=60_000)
+        client.request_sample(timeout_ms=60_000).tensors["x"].sum()
     assert client.stats["held"] == 0 and client.stats["copied"] == 0
 
 
@@ -191,7 +191,7 @@ def test_where_holding_one_more_would_stop_the_rest_samples_are_counted_copies(h
     house.worker("fill", "4")
     with StudentClient(0, 4, CONFIG) as client:
         client.set_model("m")
-        samples = [client.request_sample(timeout_ms=10_000) for _ in range(20)]
+        samples = [client.request_sample(timeout_ms=60_000) for _ in range(20)]
         assert client.stats["copied"] == sum(s.copied for s in samples) >= 16
         for sample in samples:
             check(sample, 1)
@@ -203,7 +203,7 @@ def test_tensors_stay_readable_after_close_and_collection(house):
     house.worker("fill")
     client = StudentClient(0, 4, CONFIG)
     client.set_model("m")
-    sample = client.request_sample(timeout_ms=10_000)
+    sample = client.request_sample(timeout_ms=60_000)
     x, ticket = sample.tensors["x"], sample.tensors["ticket"]
     client.close()
     with pytest.raises(errors.Closed):
@@ -216,7 +216,7 @@ def test_tensors_stay_readable_after_close_and_collection(house):
 def test_a_released_sample_says_so_when_read(house, client):
     house.worker("fill")
     client.set_model("m")
-    sample = client.request_sample(timeout_ms=10_000)
+    sample = client.request_sample(timeout_ms=60_000)
     sample.release()
     sample.release()
     with pytest.raises(errors.Closed, match="lane 0, step 0.* was released"):
@@ -229,7 +229,7 @@ def test_bytes_and_numpy_are_to_be_had_too(house):
     house.worker("fill")
     with StudentClient(0, 4, CONFIG, framework="numpy") as client:
         client.set_model("m")
-        sample = client.request_sample(timeout_ms=10_000)
+        sample = client.request_sample(timeout_ms=60_000)
         assert type(sample.tensors["x"]) is np.ndarray
         assert np.array_equal(CONFIG.decode(sample.data)["x"].numpy(), sample["x"])
         assert len(bytes(sample.data)) == CONFIG.nbytes()
@@ -252,7 +252,7 @@ def test_only_rank_0_sets_the_model_and_all_see_it(house, client):
         client.set_model("m")
         assert follower.generation == follower.generation_value.value == client.generation_value.value == 1
         house.worker("fill")
-        assert follower.request_sample(timeout_ms=10_000).lane == 1
+        assert follower.request_sample(timeout_ms=60_000).lane == 1
 
 
 def test_without_a_broker_the_error_says_what_to_start(folder):
@@ -265,7 +265,7 @@ def test_an_embedded_broker_makes_one_process_enough(folder):
         with Worker(fill_fn=lambda tasks: [t["x"].fill_(7) for t in tasks] and None, batch_config=CONFIG, batch_size=2):
             client.set_model("m")
             for _ in range(20):
-                assert (client.request_sample(timeout_ms=10_000).tensors["x"] == 7).all()
+                assert (client.request_sample(timeout_ms=60_000).tensors["x"] == 7).all()
 
 
 def test_a_worker_fills_torch_tensors_in_place_and_knows_the_model(house, client):
@@ -280,7 +280,7 @@ def test_a_worker_fills_torch_tensors_in_place_and_knows_the_model(house, client
     worker.start()
     assert worker.hello()["worker_id"] == 17
     client.set_model("teacher", {"k": 1})
-    assert (client.request_sample(timeout_ms=10_000).tensors["x"] == 0).all()
+    assert (client.request_sample(timeout_ms=60_000).tensors["x"] == 0).all()
     assert seen[0] == ("teacher", {"k": 1}, 0) and (worker.generation, worker.model_id) == (1, "teacher")
     worker.stop()
     assert client.request_sample(timeout_ms=200) is None
@@ -298,7 +298,7 @@ def test_ctrl_c_ends_a_wait_at_once(house, where):
         wait_until(lambda: process.log.read_text(), "its start")
         time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=10) == (0 if where != "student" else -signal.SIGINT), house.logs()
+    assert process.wait(timeout=60) == (0 if where != "student" else -signal.SIGINT), house.logs()
 
 
 def test_ctrl_c_ends_a_switch_that_no_broker_takes(house):
@@ -317,7 +317,7 @@ def test_ctrl_c_ends_a_switch_that_no_broker_takes(house):
     process.stdin.flush()
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=10) == -signal.SIGINT, house.logs()
+    assert process.wait(timeout=60) == -signal.SIGINT, house.logs()
 
 
 def test_ctrl_c_in_the_middle_of_a_task_gives_it_to_another_worker(house, client):
@@ -325,15 +325,15 @@ def test_ctrl_c_in_the_middle_of_a_task_gives_it_to_another_worker(house, client
     client.set_model("m")
     assert client.request_sample(timeout_ms=3000) is None
     slow.send_signal(signal.SIGINT)
-    assert slow.wait(timeout=10) == 0
+    assert slow.wait(timeout=60) == 0
     house.worker("fill")
-    check(client.request_sample(timeout_ms=10_000), 1)
+    check(client.request_sample(timeout_ms=60_000), 1)
 
 
 def test_a_forked_child_gets_an_error_and_never_a_hang_and_the_parent_goes_on(house, client):
     house.worker("fill")
     client.set_model("m")
-    sample = client.request_sample(timeout_ms=10_000)
+    sample = client.request_sample(timeout_ms=60_000)
     x = sample.tensors["x"]
     pid = os.fork()
     if pid == 0:
@@ -348,17 +348,17 @@ def test_a_forked_child_gets_an_error_and_never_a_hang_and_the_parent_goes_on(ho
             del x
             client.close()
             with StudentClient(3, 4, CONFIG) as own:
-                assert own.request_sample(timeout_ms=10_000).lane == 3
+                assert own.request_sample(timeout_ms=60_000).lane == 3
             code = 0
         finally:
             os._exit(code)
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while (done := os.waitpid(pid, os.WNOHANG))[0] == 0:
         assert time.monotonic() < end, "the child hangs"
         time.sleep(0.01)
     assert os.waitstatus_to_exitcode(done[1]) == 0
     assert np.array_equal(x.numpy(), expected(0, 0, 1)), "the child did not give the parent's slot back"
-    assert client.request_sample(timeout_ms=10_000).step == 1
+    assert client.request_sample(timeout_ms=60_000).step == 1
 
 
 def test_a_broker_that_is_killed_and_replaced_loses_nothing(house):
@@ -370,7 +370,7 @@ def test_a_broker_that_is_killed_and_replaced_loses_nothing(house):
                 house.broker.kill()
                 house.broker.wait()
                 house.start_broker()
-            sample = client.request_sample(timeout_ms=20_000)
+            sample = client.request_sample(timeout_ms=60_000)
             assert sample.step == step
             check(sample, 1)
             sample.release()
@@ -385,7 +385,7 @@ def test_killed_workers_lose_nothing(house):
             if step % 50 == 25:
                 workers.pop(0).kill()
                 workers.append(house.worker("fill", "2"))
-            sample = client.request_sample(timeout_ms=30_000)
+            sample = client.request_sample(timeout_ms=60_000)
             assert sample.step == step
             check(sample, 1)
             sample.release()
@@ -399,7 +399,7 @@ def test_one_client_serves_several_threads(house):
 
         def take():
             for _ in range(100):
-                sample = client.request_sample(timeout_ms=10_000)
+                sample = client.request_sample(timeout_ms=60_000)
                 check(sample, 1)
                 with lock:
                     steps.append(sample.step)
@@ -440,10 +440,10 @@ def test_an_exit_without_close_leaves_no_message_and_no_file(house, tmp_path):
         w = Worker(fill_fn=lambda tasks: [t["x"].fill_(1) for t in tasks] and None, batch_config=c, medium=FileMedium)
         threading.Thread(target=w.run, daemon=True).start()
         client.set_model("m")
-        kept = client.request_sample(timeout_ms=10_000).tensors["x"]
+        kept = client.request_sample(timeout_ms=60_000).tensors["x"]
         assert kept.tolist() == [1, 1, 1, 1]"""
     command = [sys.executable, "-c", code, tmp_path]
-    done = subprocess.run(command, env=house.env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=house.env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and os.listdir(tmp_path) == [] and "Traceback" not in done.stderr and "Error" not in done.stderr, (
         done.stderr
     )

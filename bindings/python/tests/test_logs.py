@@ -11,7 +11,7 @@ from laneway import setup_logging
 
 
 def run(code, env):
-    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.parametrize("level", ["INFO", "info", 20, 25, "OFF", "TRACE", 0])
@@ -63,17 +63,17 @@ def test_a_trainer_that_holds_the_gil_does_not_hold_up_the_library(house):
         setup_logging("DEBUG")
         client = StudentClient(0, 8, CONFIG, prefetch=8, max_attempts=100)
         client.set_model("m")
-        client.request_sample(10_000).release()
+        client.request_sample(60_000).release()
         victim = int(sys.argv[1])
         os.kill(victim, signal.SIGKILL)
         sys.setswitchinterval(100)
-        end = time.monotonic() + 2
+        end = time.monotonic() + 4
         while time.monotonic() < end:  # pure Python, and no other thread gets the GIL
             pass
         print(client.stats["deaths"])"""
     victim = house.processes[-1]
     wait_until(lambda: "registered" in victim.log.read_text() or victim.poll() is None, "the worker")
-    done = subprocess.run([sys.executable, "-c", code, str(victim.pid)], env=house.env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, str(victim.pid)], env=house.env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and done.stdout.strip() == "1", done.stderr
 
 
@@ -93,6 +93,6 @@ def test_logging_in_a_forked_child_and_at_exit_never_hangs(house):
                 pass
         else:
             os.waitpid(pid, 0)"""
-    for _ in range(5):
+    for _ in range(2):
         assert run(code, house.env).returncode == 0
     assert os.getpid()

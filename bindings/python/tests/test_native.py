@@ -27,6 +27,16 @@ STRUCTS = {
     "lw_sample": _structs.Sample,
     "lw_worker_options": _structs.WorkerOptions,
     "lw_task": _structs.Task,
+    "lw_function_table": _structs.FunctionTable,
+    "lw_loader_options": _structs.LoaderOptions,
+    "lw_state": _structs.State,
+    "lw_batch_info": _structs.BatchInfo,
+    "lw_row": _structs.Row,
+    "lw_segment": _structs.Segment,
+    "lw_dataset_options": _structs.DatasetOptions,
+    "lw_shard": _structs.Shard,
+    "lw_group": _structs.Group,
+    "lw_location": _structs.Location,
 }
 
 

@@ -54,6 +54,15 @@ struct InHand {
     scratch: Option<AlignedBuf>,
 }
 
+impl Client {
+    /// Gives back a slot that was taken in vain.
+    fn drop_spare(&mut self) {
+        if let Some((slot, word)) = self.spare.take() {
+            self.attachment.segment.slots()[slot as usize].free(word);
+        }
+    }
+}
+
 #[derive(Default)]
 pub struct Serve {
     clients: Vec<Client>,
@@ -194,11 +203,7 @@ impl Inner {
             }
             task.attachment.segment.slots()[task.slot as usize].free(task.slot_word);
         }
-        for client in serve.clients.drain(..) {
-            if let Some((slot, word)) = client.spare {
-                client.attachment.segment.slots()[slot as usize].free(word);
-            }
-        }
+        serve.clients.drain(..).for_each(|mut c| c.drop_spare());
         let mut attachments = self.attachments.write().unwrap_or_else(PoisonError::into_inner);
         attachments.drain(..).for_each(|a| a.place().leave());
     }
@@ -220,7 +225,13 @@ impl Serve {
         }
         self.epoch = epoch;
         let attached = inner.attached();
-        self.clients.retain(|c| attached.iter().any(|a| Arc::ptr_eq(a, &c.attachment)));
+        self.clients.retain_mut(|c| {
+            let stays = attached.iter().any(|a| Arc::ptr_eq(a, &c.attachment));
+            if !stays {
+                c.drop_spare();
+            }
+            stays
+        });
         let start = self.clients.iter().map(|c| c.served).min().unwrap_or(0);
         for attachment in attached {
             if !self.clients.iter().any(|c| Arc::ptr_eq(&c.attachment, &attachment)) {
@@ -320,6 +331,11 @@ impl Serve {
         let (clients, waiting) = (&mut self.clients, &mut self.waiting);
         waiting.clear();
         waiting.extend(clients.iter().enumerate().filter_map(|(i, c)| Some((i, c.attachment.wanted()?))));
+        if waiting.is_empty() {
+            // Nobody rests with a slot in hand.
+            clients.iter_mut().for_each(Client::drop_spare);
+            return Ok(None);
+        }
         let first = |w: &&(usize, u64)| clients[w.0].served;
         let Some(least) = waiting.iter().map(|w| first(&w)).min() else { return Ok(None) };
         let stays = |w: &&(usize, u64)| inner.models.is_current(clients[w.0].attachment.page(), w.1);
@@ -348,6 +364,8 @@ impl Serve {
             }
             won
         });
+        // What was made for a student that has died meanwhile is made in vain, too.
+        let won = won && task.attachment.is_serving();
         task.attachment.place().count(won);
         let hot = segment.hot();
         if won && hot.bell.must_ring(task.position) {

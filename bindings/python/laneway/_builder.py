@@ -1,0 +1,172 @@
+"""What the builder's calls check and translate: published names to the recipe's keys, and what this build cannot do to an error."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+from ._functions import Function
+from .errors import Unsupported
+from .student import check_count
+
+Payload = dict[str, Any]
+
+
+@dataclass
+class Options:
+    """``Pipeline.options()``: ranks, lanes and batches, and tuning."""
+
+    io_options: Mapping[str, Any] | None = None
+    world_size: int = 1
+    global_rank: int = 0
+    dp_degree: int | None = None
+    dp_group_id: int | None = None
+    canonical_replicas: int | None = None
+    global_batch: int | list[tuple[int, int]] | None = None
+    mapping_strategy: str | None = None
+    deterministic: bool = True
+    uneven: bool = False
+    max_workers: int | None = None
+    prefetch_batches: int | None = None
+    memory_budget: int = 256 << 20
+    progress: Any = "auto"
+    framework: Any = "auto"
+
+    def set(self, hints: Mapping[str, Any]) -> None:
+        """Takes options by name."""
+        for name, value in hints.items():
+            if name not in self.__dataclass_fields__:
+                near = difflib.get_close_matches(name, self.__dataclass_fields__, 1)
+                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(self.__dataclass_fields__)}"
+                raise TypeError(f"options() has no {name!r}; {hint}")
+            setattr(self, name, value)
+        if self.deterministic is not True:
+            raise Unsupported("deterministic=False: batches are the same whatever the threads, at no cost; leave it out")
+        if self.mapping_strategy not in (None, "contiguous"):
+            raise Unsupported(f"mapping_strategy is {self.mapping_strategy!r}; ranks own neighbouring lanes here ('contiguous')")
+        self.cache_dir()
+
+    def cache_dir(self) -> str | None:
+        """Of ``io_options={"cache": {"enabled": True, "root": …}}``."""
+        given = dict(self.io_options or {})
+        cache = dict(given.pop("cache", None) or {})
+        root, enabled = cache.pop("root", None), cache.pop("enabled", True)
+        for name in [*given, *(f"cache.{c}" for c in cache)]:
+            raise Unsupported(f"io_options has no {name!r} here; it has cache.enabled and cache.root: files are local, and their indexes are always cached")
+        if not isinstance(enabled, bool):
+            raise TypeError(f"io_options.cache.enabled is {enabled!r}; expected True or False")
+        return None if root is None else os.fspath(root)
+
+    @property
+    def ranks(self) -> int:
+        """Data-parallel ranks."""
+        return check_count("dp_degree", self.world_size if self.dp_degree is None else self.dp_degree, 1)
+
+    @property
+    def rank(self) -> int:
+        """This one."""
+        return check_count("dp_group_id", self.global_rank if self.dp_group_id is None else self.dp_group_id, 0)
+
+
+UNSUPPORTED_METHODS = {
+    "add_op": "operators of one's own",
+    "decode_text": "reading UTF-8 is part of opening a dataset; leave it out",
+    "enable_observability": "see Pipeline.stats",
+    "ensure_mixture": "shares are met at every document; leave it out",
+    "expand_chat": "chat templates",
+    "fetch": "reading is tuned with options(max_workers=…)",
+    "fetch_parallelism": "reading is tuned with options(max_workers=…)",
+    "materialize": "leave it out",
+    "pack_sequences": "use pack_flat",
+    "prefetch": "files are local; leave it out",
+    "tokenize_chat": "chat templates",
+}
+
+
+def only(call: str, allowed: Mapping[str, tuple[Any, Iterable[Any], str]]) -> None:
+    """Unsupported, if an argument is none of those that this build has: ``{name: (value, allowed, hint)}``."""
+    for name, (value, values, hint) in allowed.items():
+        if not any(value is v or value == v for v in values):
+            raise Unsupported(f"{call}({name}={value!r}) is not supported by this build; {hint}")
+
+
+def batch_keys(options: Options, microbatch_size: int, restored: Mapping[str, str] | None) -> dict[str, Any]:
+    """The recipe's ``global_batch`` and ``lanes``; what the user left open is taken from a restored checkpoint's recipe."""
+    import json
+
+    global_batch, lanes = options.global_batch, options.canonical_replicas
+    if restored is not None:
+        if global_batch is None and (lanes is None or str(lanes) == restored["batch.lanes"]):
+            global_batch = json.loads(restored["batch.global_batch"])
+        if lanes is None:
+            lanes = json.loads(restored["batch.lanes"])
+    if global_batch is None:
+        global_batch = microbatch_size * (options.ranks if lanes is None else lanes)
+    return {"global_batch": global_batch, "lanes": lanes}
+
+
+class Transform:
+    """A function on payloads (``{field: text}``) as functions on texts: a filter for those that become None, and a map.
+
+    Both run one after the other on a thread, so the function is called once a document.
+    """
+
+    def __init__(self, function: Callable[[Payload], Payload | None], drop_none: bool, name: str | None) -> None:
+        if not callable(function):
+            raise TypeError(f"transform_fn is a {type(function).__name__}; expected a function of a payload")
+        self.function, self.drop_none, self.name = function, drop_none, name or signature(function)
+        self.field = "text"
+        self._last = threading.local()
+
+    def functions(self, field: str) -> list[Function]:
+        """Under the names that the recipe gets."""
+        self.field = field
+        mapping = Function(self.name, map=self._map)
+        return [Function(f"{self.name} keeps", filter=self._keeps), mapping] if self.drop_none else [mapping]
+
+    def _keeps(self, text: str) -> bool:
+        made = self._call(text)
+        self._last.pair = (text, made)
+        return made is not None
+
+    def _map(self, text: str) -> str:
+        pair = self._last.__dict__.pop("pair", None)
+        made = pair[1] if pair is not None and pair[0] == text else self._call(text)
+        if made is None:
+            raise TypeError(f"{self.name} returned None; with drop_none=True that leaves the document out")
+        return made
+
+    def _call(self, text: str) -> str | None:
+        payload = self.function({self.field: text})
+        if payload is None:
+            return None
+        if not isinstance(payload, Mapping) or not isinstance(payload.get(self.field), str):
+            raise TypeError(f"{self.name} returned {type(payload).__name__}; expected a dict whose {self.field!r} is a str: only that becomes tokens")
+        return payload[self.field]  # type: ignore[no-any-return]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k != "_last"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._last = threading.local()
+
+
+def signature(function: Any) -> str:
+    """A name with a hash of the function's code, so that a checkpoint of an edited function is refused. What it closes over, or calls, is not seen."""
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return name
+    return f"{name} {hashlib.sha256(_code(code)).hexdigest()[:12]}"
+
+
+def _code(code: CodeType) -> bytes:
+    constants = b"".join(_code(c) if isinstance(c, CodeType) else repr(c).encode() for c in code.co_consts)
+    return code.co_code + constants + repr(code.co_names).encode()

@@ -1,0 +1,278 @@
+"""An open ``lw_loader``: what ``loader.py`` is built on."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from ctypes import c_char_p, c_double, c_int64, c_size_t, c_uint64, c_void_p
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import _native, _structs
+from ._functions import Function
+from ._process import LOADERS, at_exit
+from .batch import Batch, _Native
+from .errors import Forked, Status
+from .recipe import Recipe
+
+ProgressFn = Callable[[str, int, int], object]
+
+_FOR_EVER_S = 1e9
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What may change speed and memory but no byte."""
+
+    microbatch_size: int
+    uneven: bool
+    threads: int | None
+    prefetch: int
+    cache_dir: str | None
+    memory_budget: int
+    task_bytes: int
+
+
+class OpenLoader:
+    """An open loader of this process. Any thread may call any method."""
+
+    def __init__(
+        self, recipe: Recipe, rank: int, ranks: int, tuning: Tuning, functions: list[Function], progress: ProgressFn | bool | str | None
+    ) -> None:
+        self.pid = os.getpid()
+        self._watch = _Watch(progress)
+        # What the library calls must live as long as it may call, and must not keep this object.
+        self._progress = _structs.Progress(self._watch.tell)
+        self._tables = [f.table() for f in functions]
+        self._lib = _native.lib()
+        self._next = self._lib.lw_loader_next
+        self._handle = 0
+        self._handle = self._patiently(lambda: self._make(recipe, rank, ranks, tuning))
+        self._info = json.loads(self.text("lw_loader_info"))
+        self._counted = not self._info["finite"]
+        self._firsts: list[np.ndarray] | None = None
+        at_exit(LOADERS, self, OpenLoader.close)
+
+    def _make(self, recipe: Recipe, rank: int, ranks: int, tuning: Tuning) -> int:
+        c = _structs.LoaderOptions()
+        self._lib.lw_loader_options_init(ctypes.byref(c))
+        c.rank, c.ranks, c.uneven = rank, ranks, tuning.uneven
+        c.microbatch_size, c.prefetch = tuning.microbatch_size, tuning.prefetch
+        c.threads = _structs.THREADS_ALL if tuning.threads is None else tuning.threads
+        c.cache_dir = None if tuning.cache_dir is None else os.fsencode(tuning.cache_dir)
+        c.memory_budget, c.task_bytes = tuning.memory_budget, tuning.task_bytes
+        tables = (ctypes.POINTER(_structs.FunctionTable) * max(1, len(self._tables)))(*[ctypes.pointer(t) for t in self._tables])
+        c.functions, c.function_count = tables, len(self._tables)
+        c.progress = self._progress
+        out = c_void_p()
+        _native.check(self._lib.lw_loader_open(recipe._handle, ctypes.byref(c), ctypes.byref(out)))
+        assert out.value is not None
+        return out.value
+
+    def next(self, deadline: int = _native.NEVER) -> int | None:
+        """The next ``lw_batch``, whose reference the caller owns; None after the last."""
+        if not self._counted:
+            _ = self.steps  # which takes as long as it takes, and can be interrupted
+        out = c_void_p()
+        while True:
+            now = _native.monotonic_ns()
+            status = self._next(self._handle, min(now + _native.SLICE_NS, deadline), ctypes.byref(out))
+            if status == Status.OK:
+                return out.value
+            if status != Status.INTERRUPTED and (status != Status.TIMEOUT or _native.monotonic_ns() >= deadline):
+                raise self._error(status)
+
+    def batch(self, handle: int, as_torch: bool) -> Batch:
+        """That batch, as Python sees it."""
+        if self._firsts is None:
+            self._firsts = self._first_documents()
+        return Batch(_Native(handle), as_torch, self._firsts)
+
+    def _first_documents(self) -> list[np.ndarray]:
+        """For each dataset, the number of each shard's first document."""
+        shard = _structs.Shard()
+        firsts = []
+        for i in range(len(self.dataset_names)):
+            dataset = self._lib.lw_loader_dataset(self._handle, i)
+            numbers = []
+            for s in range(self._lib.lw_dataset_shard_count(dataset)):
+                _native.check(self._lib.lw_dataset_shard(dataset, s, ctypes.byref(shard)))
+                numbers.append(shard.first_document)
+            firsts.append(np.array(numbers, np.int64))
+        return firsts
+
+    @property
+    def dataset_names(self) -> list[str]:
+        """In the recipe's order."""
+        return [d["name"] for d in self._info["datasets"]]
+
+    def text(self, function: str) -> str:
+        """What a function of that name writes."""
+        return _native.text(getattr(self._lib, function), self._handle)
+
+    def move(self, target: list[bytes] | int) -> None:
+        """Goes to the start of a step, or to saved states."""
+        if isinstance(target, int):
+            step = target
+            self._patiently(lambda: self._checked(self._lib.lw_loader_seek(self._handle, step)))
+            return
+        states = (_structs.State * len(target))(*[_structs.State(text, len(text)) for text in target])
+        self._patiently(lambda: self._checked(self._lib.lw_loader_load(self._handle, states, len(target))))
+
+    def set_mixture(self, weights: list[float], from_step: int) -> None:
+        """As ``lw_loader_set_mixture``."""
+        values = (c_double * len(weights))(*weights)
+        _native.check(self._lib.lw_loader_set_mixture(self._handle, values, len(weights), from_step))
+
+    @property
+    def step(self) -> int:
+        """The step of the next batch."""
+        return self._number(self._lib.lw_loader_step)
+
+    @property
+    def steps(self) -> int | None:
+        """How many steps there are; None without an end."""
+        steps = self._patiently(lambda: self._number(self._lib.lw_loader_steps))
+        self._counted = True
+        return None if steps == _structs.ENDLESS else steps
+
+    def _number(self, function: Any) -> int:
+        number = c_uint64()
+        _native.check(function(self._handle, ctypes.byref(number)))
+        return number.value
+
+    def locate(self, dataset: int, document: int) -> str:
+        """File and line."""
+        handle = self._dataset(dataset)
+        location, shard = _structs.Location(), _structs.Shard()
+        _native.check(self._lib.lw_dataset_locate(handle, document, ctypes.byref(location)))
+        _native.check(self._lib.lw_dataset_shard(handle, location.shard, ctypes.byref(shard)))
+        return f"{shard.path.decode('utf-8', 'replace')} {'row' if location.is_row else 'line'} {location.number}"
+
+    def read(self, dataset: int, document: int) -> str:
+        """The text of a document."""
+        skipped = c_char_p()
+        handle = self._dataset(dataset)
+        return _sized_text(lambda b, n, length: self._lib.lw_dataset_read(handle, document, b, n, length, ctypes.byref(skipped)))
+
+    def _dataset(self, index: int) -> int:
+        handle = self._lib.lw_loader_dataset(self._handle, index) if 0 <= index < len(self.dataset_names) else None
+        if handle is None:
+            raise IndexError(f"dataset {index}; the recipe has {len(self.dataset_names)}: {', '.join(self.dataset_names)}")
+        return handle  # type: ignore[no-any-return]
+
+    def decode(self, ids: np.ndarray) -> str:
+        """The text of token ids."""
+        pointer = ids.ctypes.data_as(ctypes.POINTER(c_int64))
+        return _sized_text(lambda b, n, length: self._lib.lw_loader_decode(self._handle, pointer, len(ids), b, n, length))
+
+    def close(self) -> None:
+        """Ends its threads. May be called twice."""
+        self._watch.stopped = True
+        if self.pid == os.getpid():
+            self._lib.lw_loader_close(self._handle)
+
+    def check_process(self, getpid: Callable[[], int] = os.getpid) -> None:
+        """A Forked error in a child of the process that opened it."""
+        if self.pid != getpid():
+            raise Forked(
+                f"this loader was opened by process {self.pid}, and this is its forked child {getpid()}: make a Loader here, or fork before its first use"
+            )
+
+    def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:
+        if getattr(self, "_handle", 0) and self.pid == getpid():
+            self._lib.lw_loader_free(self._handle)
+
+    def _patiently(self, work: Callable[[], int]) -> int:
+        """What ``work()`` returns, which may have to index or to count first; done on a thread of its own, so that Ctrl-C is noticed."""
+        done = threading.Event()
+
+        def ask(_deadline: int) -> int:
+            try:
+                return work()
+            finally:
+                done.set()
+
+        try:
+            return _native.interruptibly(ask, _FOR_EVER_S, undo=None if self._handle else self._lib.lw_loader_free)
+        except BaseException:
+            if not done.is_set():
+                self._watch.stopped = True
+                if self._handle:
+                    self._lib.lw_loader_cancel(self._handle)
+                    done.wait()
+                    self._watch.stopped = False
+            if (failure := self._watch.take_failure()) is not None:
+                raise failure from None
+            raise
+
+    def _checked(self, status: int) -> int:
+        _native.check(status)
+        return 0
+
+    def _error(self, status: int) -> BaseException:
+        return self._watch.take_failure() or _native.error(status)
+
+
+class _Watch:
+    """What the library tells while it indexes and counts, and whether it shall go on."""
+
+    def __init__(self, progress: ProgressFn | bool | str | None) -> None:
+        self.stopped = False
+        self._told = _teller(progress)
+        self._failure: BaseException | None = None
+
+    def tell(self, _user: int | None, what: bytes, done: int, total: int) -> int:
+        """Called by the library's threads; ends the work if it is no longer wanted."""
+        if self.stopped:
+            return 1
+        try:
+            if self._told is not None:
+                self._told(what.decode("utf-8", "replace"), done, total)
+        except BaseException as error:
+            self._failure = error
+            return 1
+        return 0
+
+    def take_failure(self) -> BaseException | None:
+        """What the user's function raised, once."""
+        failure, self._failure = self._failure, None
+        return failure
+
+
+def _sized_text(write: Callable[[Any, int, Any], int]) -> str:
+    """What ``write(buffer, capacity, &len)`` writes."""
+    length = c_size_t()
+    _native.check(write(None, 0, ctypes.byref(length)))
+    buffer = ctypes.create_string_buffer(length.value + 1)
+    _native.check(write(buffer, length.value + 1, ctypes.byref(length)))
+    return buffer.raw[: length.value].decode("utf-8", "replace")
+
+
+def _teller(progress: ProgressFn | bool | str | None) -> ProgressFn | None:
+    if callable(progress):
+        return progress
+    return _Bar() if progress is True or (progress == "auto" and sys.stderr is not None and sys.stderr.isatty()) else None
+
+
+class _Bar:
+    """A line on standard error, written anew when its percentage changes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._shown: dict[str, int] = {}
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        percent = 100 if total == 0 else min(100, done * 100 // total)
+        with self._lock:
+            if self._shown.get(what, -1) >= percent:
+                return
+            self._shown[what] = percent
+            end = "\n" if percent == 100 else ""
+            print(f"\rlaneway: {what} {'━' * (percent // 4):<25} {percent:3d} %", end=end, file=sys.stderr, flush=True)

@@ -1,0 +1,268 @@
+"""A batch of packed rows: its tensors in place, and which documents they are made of."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from ctypes import c_size_t, c_void_p
+from typing import Any, Literal
+
+import numpy as np
+
+from . import _dtypes, _native, _structs
+
+TENSORS = ("input_ids", "labels", "positions", "segment_ids", "loss_mask", "cu_seqlens")
+"""Names of a batch's tensors; the numbers beside them are attributes of the batch."""
+
+SEGMENT = np.dtype([(name, "<u8" if name == "document" else "<u4") for name, _ in _structs.Segment._fields_])
+"""What is known of a piece of a document in a row: an element of :attr:`Batch.provenance`."""
+
+ROW = np.dtype([(name, "<u8" if name in ("number", "position") else "<u4") for name, _ in _structs.Row._fields_])
+"""What is known of a row: an element of :attr:`Batch.rows`."""
+
+_NAMES = {number: name for name, number in _dtypes.NUMBERS.items()}
+
+
+class Batch:
+    """Some rows of one step. Tensors lie where the library wrote them: nothing is copied, and each keeps the batch's memory alive, also past
+    the loader's end. They are torch tensors where torch can be imported, else NumPy arrays (``framework`` of the loader); do not write to them.
+
+    Tensors, ``rows × row_length`` unless said otherwise:
+
+    - ``input_ids`` (int64): rows filled up with the padding token;
+    - ``labels`` (int64): the token to be predicted at each position, shifted already; −100 where none counts: at a row's last position, and where
+      a document ends;
+    - ``positions`` (int64): the place in its document, which goes on counting where a document goes on in another row; 0 in padding;
+    - ``segment_ids`` (int32): which document of its row, from 1; 0 in padding;
+    - ``loss_mask`` (bool): whether the label counts;
+    - ``cu_seqlens`` (int32, ``[segments + 1]``): where segments start in the batch laid out as one sequence, and its end.
+
+    Attributes:
+        step: the step that it belongs to, from 0.
+        microbatch, microbatches: which of the rank's batches of that step it is, from 0, and how many there are: as many on every rank.
+        num_rows, row_length: the tensors' shape.
+        num_tokens: tokens of documents, padding left out.
+        num_valid_tokens: labels that count; divide a loss by their sum over all ranks and microbatches of the step.
+        max_seqlen: the longest segment of ``cu_seqlens``.
+        emit_positions: whether :meth:`to_training` gives positions, as ``pack_flat(emit_positions=…)`` said.
+    """
+
+    def __init__(self, source: _Native | _Copied, as_torch: bool, context: Any = None) -> None:
+        self._source, self._as_torch, self._context = source, as_torch, context
+        self._tensors: dict[str, Any] = {}
+        self.emit_positions = True
+        info = source.info
+        self.step, self.microbatch, self.microbatches = info["step"], info["microbatch"], info["microbatches"]
+        self.num_rows, self.row_length = info["rows"], info["row_length"]
+        self.num_tokens, self.num_valid_tokens, self.max_seqlen = info["num_tokens"], info["num_valid_tokens"], info["max_seqlen"]
+
+    def numpy(self, name: str) -> np.ndarray:
+        """The tensor of that name as a NumPy array that shares the batch's memory, whatever ``framework`` is; not to be written."""
+        if name not in TENSORS:
+            raise KeyError(f"a batch has no tensor {name!r}; it has {', '.join(TENSORS)}")
+        return self._source.array(name)
+
+    def __getitem__(self, name: str) -> Any:
+        if (tensor := self._tensors.get(name)) is None:
+            array = self.numpy(name)
+            if not self._as_torch:
+                array = array.view()
+                array.flags.writeable = False
+            tensor = self._tensors[name] = _dtypes.viewer(str(array.dtype), self._as_torch)(array)
+        return tensor
+
+    @property
+    def input_ids(self) -> Any:
+        """Token ids."""
+        return self["input_ids"]
+
+    @property
+    def labels(self) -> Any:
+        """Next tokens, −100 where none counts."""
+        return self["labels"]
+
+    @property
+    def positions(self) -> Any:
+        """Places of tokens in their documents."""
+        return self["positions"]
+
+    @property
+    def segment_ids(self) -> Any:
+        """Which document of its row each token belongs to, from 1."""
+        return self["segment_ids"]
+
+    @property
+    def loss_mask(self) -> Any:
+        """Where labels count."""
+        return self["loss_mask"]
+
+    @property
+    def cu_seqlens(self) -> Any:
+        """Where segments start in the batch as one sequence, and its end."""
+        return self["cu_seqlens"]
+
+    def keys(self) -> Iterator[str]:
+        """Names of the tensors: ``dict(batch)`` has them all."""
+        return iter(TENSORS)
+
+    @functools.cached_property
+    def provenance(self) -> np.ndarray:
+        """Which documents the rows are made of: one :data:`SEGMENT` for each piece, in order, padding left out. Fields: ``dataset`` and ``shard``
+        (numbers in the recipe's order), ``document`` (in the dataset), ``row`` of the batch, ``offset`` in the row, and ``start`` and
+        ``length`` in the document's tokens. :meth:`Loader.locate` has file and line."""
+        return self._source.records("segments")
+
+    @functools.cached_property
+    def rows(self) -> np.ndarray:
+        """One :data:`ROW` for each row: its ``number`` in its ``lane``, its ``position`` in the global batch, and its count of ``segments``. Rows that
+        only fill up a short rank have lane 2³²−1."""
+        return self._source.records("rows")
+
+    @functools.cached_property
+    def hashes(self) -> np.ndarray:
+        """Hashes (uint64) of ids, labels, positions and segment ids of each row of the global batch; :func:`global_hash` joins them."""
+        return self._source.records("hashes")
+
+    def to_training(
+        self,
+        *,
+        tokens_field: str = "auto",
+        return_labels: bool = False,
+        dtype: Any = "auto",
+        extra_fields: Sequence[str] = (),
+        ignore_index: int = -100,
+        rename_fields: dict[str, str] | None = None,
+        flatten: bool = False,
+        exclude_fields: Sequence[str] = (),
+        return_num_valid_tokens: bool = False,
+        return_loss_mask: bool = False,
+        return_cu_seqlens: bool = False,
+        return_padding_mask: bool = False,
+        eos_mask_loss: bool = False,
+        eos_token_id: int | None = None,
+        position_mode: Literal["preserve", "sequence"] = "preserve",
+    ) -> dict[str, Any]:
+        """The batch in the published form, with its field names: copies, in which every transition of a row is a label.
+
+        With ``return_labels`` inputs lose their last token and labels their first, so both have length S−1, and only padding is masked (with
+        ``eos_mask_loss`` also what follows ``eos_token_id``). Positions start at 0 in every piece of a document. :attr:`labels` and the
+        other attributes are the native form: length S, documents' ends masked.
+
+        Args:
+            tokens_field: ``"auto"`` or ``"input_ids"``.
+            return_labels: whether there are labels.
+            dtype: of ids, labels and positions: ``"auto"`` (int64), a torch or NumPy dtype, or None for nested lists.
+            extra_fields: more tensors of the batch, ``"segment_ids"`` say, sliced like the inputs. ``"attention_mask"`` is 1 on documents.
+            ignore_index: the label of what does not count.
+            rename_fields, exclude_fields: new names, and then which to leave out.
+            flatten: ``[B, S]`` becomes ``[B·S]``.
+            return_num_valid_tokens: adds the number of labels that count.
+            return_loss_mask: adds 1.0 where a label counts (float32).
+            return_cu_seqlens: adds ``cu_seqlens`` and ``max_seqlen`` of the inputs: int32, a row each (``[B, K]``, filled up with the row's
+                length, and ``[B]``), or with ``flatten`` one sequence and an int.
+            return_padding_mask: adds True where padding is.
+            eos_mask_loss, eos_token_id: see above.
+            position_mode: ``"preserve"``, or ``"sequence"``: 0 … S−1 in every row.
+
+        Returns:
+            ``ids`` (dataset, shard and document in the shard of each row's first piece), ``texts`` (empty strings: packed rows have none), ``input_ids``,
+            ``positions``, and what was asked for.
+
+        Raises:
+            ValueError: arguments that contradict each other or name no field.
+        """
+        from ._training import to_training
+
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "to_training")}
+        return to_training(self, **arguments)
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __iter__(self) -> Iterator[Any]:
+        raise TypeError("a batch is not iterated; its tensors are attributes, and dict(batch) has them all")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Across processes the memory does not go along: a copy does.
+        return Batch, (_Copied.of(self._source), self._as_torch, self._context)
+
+    def __repr__(self) -> str:
+        of = f", microbatch={self.microbatch} of {self.microbatches}" if self.microbatches > 1 else ""
+        return f"Batch(step={self.step}{of}, {self.num_rows} × {self.row_length})"
+
+
+def global_hash(hashes: Iterable[Any] | np.ndarray) -> int:
+    """The hash of a global batch from :attr:`Batch.hashes` of all its batches in order: the same however ranks and microbatches cut it."""
+    parts = hashes if isinstance(hashes, np.ndarray) else np.concatenate([np.asarray(h, np.uint64).reshape(-1) for h in hashes])
+    flat = np.ascontiguousarray(parts, np.uint64).reshape(-1)
+    return _native.lib().lw_batch_global_hash(flat.ctypes.data, len(flat))  # type: ignore[no-any-return]
+
+
+class _View:
+    """Memory of a batch as an array to be, which keeps the batch. NumPy keeps this object as the array's base."""
+
+    def __init__(self, owner: _Native, tensor: _structs.Tensor) -> None:
+        self.owner = owner
+        self.__array_interface__ = {
+            "data": (tensor.data or 0, False),
+            "shape": tuple(tensor.shape[: tensor.ndim]),
+            "typestr": _dtypes.storage_dtype(_NAMES[tensor.dtype]).str,
+            "version": 3,
+        }
+
+
+class _Native:
+    """One reference to an ``lw_batch``."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle, self.pid = handle, os.getpid()
+        lib = _native.lib()
+        self.release = lib.lw_batch_release
+        info = _structs.BatchInfo()
+        _native.check(lib.lw_batch_describe(handle, ctypes.byref(info)))
+        self.info = {name: getattr(info, name) for name, _ in info._fields_}
+
+    def array(self, name: str) -> np.ndarray:
+        tensor = _structs.Tensor()
+        _native.check(_native.lib().lw_batch_tensor(self.handle, name.encode(), ctypes.byref(tensor)))
+        return np.asarray(_View(self, tensor))
+
+    def records(self, what: str) -> np.ndarray:
+        """What a function of the form ``f(batch, items, capacity, &count)`` writes."""
+        lib = _native.lib()
+        function, dtype = {
+            "segments": (lib.lw_batch_segments, SEGMENT),
+            "rows": (lib.lw_batch_rows, ROW),
+            "hashes": (lib.lw_batch_row_hashes, np.dtype("<u8")),
+        }[what]
+        count = c_size_t()
+        _native.check(function(self.handle, None, 0, ctypes.byref(count)))
+        records = np.empty(count.value, dtype)
+        _native.check(function(self.handle, c_void_p(records.ctypes.data), count.value, ctypes.byref(count)))
+        return records
+
+    def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:
+        # A forked child's copy is the parent's business.
+        if getattr(self, "release", None) is not None and self.pid == getpid():
+            self.release(self.handle)
+
+
+class _Copied:
+    """What a batch holds, as arrays of its own: how it crosses processes."""
+
+    def __init__(self, info: dict[str, int], arrays: dict[str, np.ndarray]) -> None:
+        self.info, self.arrays = info, arrays
+
+    @classmethod
+    def of(cls, source: _Native | _Copied) -> _Copied:
+        if isinstance(source, _Copied):
+            return source
+        arrays = {name: source.array(name) for name in TENSORS}
+        return cls(source.info, arrays | {name: source.records(name) for name in ("segments", "rows", "hashes")})
+
+    def array(self, name: str) -> np.ndarray:
+        return self.arrays[name]
+
+    records = array

@@ -1,0 +1,429 @@
+"""The builder: a recipe from calls, for those who know the published design."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+from ._builder import UNSUPPORTED_METHODS, Options, Payload, Transform, batch_keys, only
+from .batch import Batch
+from .errors import Closed, InvalidArgument, Unsupported
+from .loader import Loader, State
+from .recipe import Recipe
+from .student import check_count
+from .work import WorkSource
+
+_ANY_PLACE = ("auto", "local")
+
+
+class Pipeline:
+    """Builds a recipe call by call, and iterates it: ``Pipeline(source).tokenize(…).pack_flat(…).shuffle(…).batch(…)``.
+
+    It is a :class:`~laneway.Loader` of :attr:`recipe`: the same recipe, fingerprint and bytes as the TOML file. Nothing is read before it is iterated, or asked
+    for what only the data tells. ``parallelism`` anywhere says how many threads work, and changes no byte; ``placement`` is accepted and means
+    nothing, since there are no processes. An argument that this build cannot honour raises :class:`~laneway.errors.Unsupported`.
+    """
+
+    def __init__(self, work_source: WorkSource) -> None:
+        if not isinstance(work_source, WorkSource):
+            raise TypeError(f"work_source is a {type(work_source).__name__}; expected a laneway.work.WorkSource, a StaticMixtureWorkSource say")
+        if callable(getattr(work_source, "next_chunk", None)):
+            raise Unsupported(
+                "a work source that hands out chunks (next_chunk) is not supported by this build: derive from laneway.work.WorkSource and say in tables() "
+                "what shall be mixed, and when"
+            )
+        self.source = work_source
+        self._options = Options()
+        self._transforms: list[Transform] = []
+        self._tokenizer: dict[str, Any] | None = None
+        self._field = "text"
+        self._pack: dict[str, Any] | None = None
+        self._shuffle: dict[str, Any] = {"buffer_size": 0}
+        self._microbatch_size: int | None = None
+        self._tail = "drop"
+        self._batch_maps: list[tuple[Callable[[Batch], Any], bool]] = []
+        self._emit_positions = True
+        self._threads: int | None = None
+        self._restored: list[State] | None = None
+        self._step: int | None = None
+        self._loader: Loader | None = None
+        self._closed = False
+
+    def options(self, **hints: Any) -> Pipeline:
+        """Ranks, lanes, batches, and tuning; may be called several times.
+
+        Args:
+            dp_degree, dp_group_id: how many data-parallel ranks there are, and which this is; else ``world_size`` and ``global_rank``.
+            canonical_replicas: lanes; None: one a row of the global batch.
+            global_batch: rows a step, or a schedule ``[[0, 128], [1000, 256]]``; None: ``canonical_replicas × microbatch_size``, else ``microbatch_size ×
+                dp_degree``. What is left open is taken from a restored checkpoint.
+            uneven: any number of ranks; short ranks end a step with fully masked rows.
+            max_workers: threads.
+            prefetch_batches: batches made ahead.
+            io_options: ``{"cache": {"enabled": …, "root": folder}}``: where indexes and counts are kept.
+            memory_budget, progress, framework: as for :class:`~laneway.Loader`.
+
+        Raises:
+            TypeError: an option that is not known, with the nearest that is.
+            Unsupported: a value that this build cannot honour.
+        """
+        self._change()
+        self._options.set(hints)
+        return self
+
+    def map_transform(
+        self,
+        transform_fn: Callable[[Payload], Payload | None],
+        *,
+        drop_none: bool = True,
+        name: str | None = None,
+        placement: str = "auto",
+        parallelism: int | None = None,
+    ) -> Pipeline:
+        """A function on ``{field: text}``, before :meth:`tokenize`, whose ``field`` it is. None leaves the document out (with ``drop_none``).
+
+        It must be pure: it runs on any thread, in any order, and again after a restore. ``name`` with a version stands for it in the recipe and in checkpoints; unless
+        given, its name and a hash of its code."""
+        self._change()
+        if self._tokenizer is not None:
+            raise Unsupported("map_transform after tokenize: functions run on texts in this build; call it before tokenize")
+        self._transforms.append(Transform(transform_fn, drop_none, name))
+        return self._place(placement, parallelism)
+
+    def tokenize(
+        self,
+        tokenizer: str | os.PathLike[str] | None = None,
+        tokenizer_id: str | None = None,
+        *,
+        field: str,
+        missing_field: str = "error",
+        add_attention_mask: bool = True,
+        max_length: int | None = None,
+        padding: bool | str = False,
+        truncation: bool = False,
+        return_tensors: str | None = None,
+        split_long_samples: bool = False,
+        use_fast: bool | None = True,
+        preserve_upstream_payload: bool = False,
+        special_tokens: str = "bos_eos",
+        bos_token_id: int | None = None,
+        eos_token_id: int | None = None,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+        pad_token: str | None = None,
+        parse_special: bool = False,
+        placement: str = "auto",
+        parallelism: int | None = None,
+    ) -> Pipeline:
+        """Text to tokens.
+
+        Args:
+            tokenizer: a ``tokenizer.json`` or its folder; or
+            tokenizer_id: also a hub id, looked up in the local hub cache, never downloaded.
+            field: the documents' field, or column, that holds the text; ``a.b`` looks into objects.
+            special_tokens: ``"bos_eos"``, ``"bos"``, ``"eos"``, ``"none"`` or ``"tokenizer_default"``.
+            bos_token, eos_token, pad_token: how they are spelled, where the tokenizer's files do not tell.
+            parse_special: whether text that spells a control token becomes that token.
+        """
+        self._change()
+        if (tokenizer is None) == (tokenizer_id is None):
+            raise InvalidArgument("tokenize() takes a tokenizer (a path) or a tokenizer_id, one of them")
+        if tokenizer is not None and not isinstance(tokenizer, (str, os.PathLike)):
+            raise Unsupported(f"tokenize(tokenizer={type(tokenizer).__name__} object): save it, and give the path of its tokenizer.json")
+        long = "rows are cut by pack_flat; see its drop_oversized"
+        named = "name the token instead: bos_token='<s>', eos_token='</s>'"
+        only(
+            "tokenize",
+            {
+                "missing_field": (missing_field, ["error"], "Dataset.from_path(on_error='skip') leaves such documents out"),
+                "max_length": (max_length, [None], long),
+                "padding": (padding, [False], "rows are padded by pack_flat"),
+                "truncation": (truncation, [False], long),
+                "return_tensors": (return_tensors, [None], "batches hold tensors"),
+                "split_long_samples": (split_long_samples, [False], long),
+                "use_fast": (use_fast, [True, None], "there is no slow one"),
+                "preserve_upstream_payload": (preserve_upstream_payload, [False], "batch.provenance and Pipeline.loader.read() lead back to documents"),
+                "bos_token_id": (bos_token_id, [None], named),
+                "eos_token_id": (eos_token_id, [None], named),
+            },
+        )
+        self._field = field
+        path = os.fspath(tokenizer) if tokenizer is not None else tokenizer_id
+        tokens = {"bos_token": bos_token, "eos_token": eos_token, "pad_token": pad_token}
+        self._tokenizer = {"path": path, "special_tokens": special_tokens, "parse_special": bool(parse_special), **tokens}
+        return self._place(placement, parallelism)
+
+    def pack_flat(
+        self,
+        max_length: int,
+        *,
+        num_bins: int | None = None,
+        max_sequences_per_bin: int | None = None,
+        algorithm: str = "first_fit",
+        tokens_field: str = "auto",
+        pad_token_id: int | None = None,
+        emit_positions: bool = True,
+        drop_oversized: bool | None = None,
+        min_sequence_length: int = 1,
+        shuffle_strategy: str | None = None,
+        shuffle_seed: int | None = None,
+        flush_strategy: str = "fifo",
+        candidate_pool_size: int | None = None,
+        max_candidate_age: int | None = None,
+        homogeneity: str = "none",
+        groups: Mapping[str, Sequence[str]] | None = None,
+        long_documents: str | None = None,
+        placement: str = "auto",
+        parallelism: int | None = None,
+    ) -> Pipeline:
+        """Documents to rows of ``max_length`` tokens.
+
+        Args:
+            algorithm: ``"first_fit"``, ``"best_fit"``, ``"wrap"``, ``"best_fit_wrap"``, or ``"none"``: one document a row.
+            num_bins: open rows of the fit algorithms (64).
+            candidate_pool_size: documents that ``best_fit_wrap`` chooses from (64).
+            pad_token_id: what rows are filled up with; None: the tokenizer's.
+            emit_positions: whether :meth:`Batch.to_training` gives positions.
+            drop_oversized: whether documents longer than a row are left out, and counted; None: with the fit algorithms.
+            long_documents: the same in full: ``"split"``, ``"truncate"``, ``"drop"`` or ``"error"``.
+            homogeneity, groups: which datasets may share a row: ``"none"`` (any), ``"full"`` (of one dataset), ``"group"`` (of one of ``groups``; a dataset in
+                none is one by itself).
+        """
+        self._change()
+        no_bound = "rows hold any number of documents"
+        only(
+            "pack_flat",
+            {
+                "max_sequences_per_bin": (max_sequences_per_bin, [None], no_bound),
+                "tokens_field": (tokens_field, ["auto", "input_ids"], "there is one"),
+                "min_sequence_length": (min_sequence_length, [1], "leave it out"),
+                "shuffle_strategy": (shuffle_strategy, [None], "use shuffle()"),
+                "shuffle_seed": (shuffle_seed, [None], "use shuffle(seed=…)"),
+                "flush_strategy": (flush_strategy, ["fifo"], "leave it out"),
+                "max_candidate_age": (max_candidate_age, [None], "leave it out"),
+            },
+        )
+        wraps = algorithm in ("wrap", "best_fit_wrap")
+        if wraps and num_bins is not None:
+            raise InvalidArgument(f"num_bins belongs to first_fit and best_fit, not to {algorithm}; leave it out")
+        if drop_oversized is not None:
+            if long_documents is not None:
+                raise InvalidArgument("drop_oversized and long_documents say the same; give one")
+            if wraps and drop_oversized:
+                raise InvalidArgument(f"drop_oversized=True does not go with {algorithm}, which splits; long_documents='drop' does it")
+            long_documents = "drop" if drop_oversized else "split" if wraps else "error"
+        self._pack = {
+            "max_length": max_length,
+            "algorithm": algorithm,
+            "num_bins": num_bins,
+            "candidate_pool_size": candidate_pool_size,
+            "pad_token_id": pad_token_id,
+            "homogeneity": homogeneity,
+            "groups": groups,
+            "long_documents": long_documents,
+        }
+        self._emit_positions = bool(emit_positions)
+        return self._place(placement, parallelism)
+
+    def shuffle(
+        self,
+        buffer_size: int | None = None,
+        *,
+        seed: int | None = None,
+        algorithm: str = "streaming",
+        warmup_growth: float = 1.5,
+        placement: str = "auto",
+        parallelism: int | None = None,
+    ) -> Pipeline:
+        """Shuffles rows among ``buffer_size`` (8192), counted over all lanes; ``seed`` None: the source's. Rows move within windows, the first ones smaller; there
+        is one algorithm, whichever of the published ``"streaming"`` and ``"block_warmup"`` is named."""
+        self._change()
+        only(
+            "shuffle",
+            {
+                "algorithm": (algorithm, ["streaming", "block_warmup"], "windows grow at first ('block_warmup')"),
+                "warmup_growth": (warmup_growth, [1.5], "leave it out"),
+            },
+        )
+        size = 8192 if buffer_size is None else check_count("buffer_size", buffer_size, 0, 2**63 - 1)
+        self._shuffle = {"buffer_size": size, "seed": seed}
+        return self._place(placement, parallelism)
+
+    def batch(self, microbatch_size: int, *, drop_last: bool = True, placement: str = "auto") -> Pipeline:
+        """Rows to batches of ``microbatch_size``. ``drop_last``: whether rows that do not fill a last step are left out, or the step filled up with masked
+        rows."""
+        self._change()
+        self._microbatch_size = check_count("microbatch_size", microbatch_size, 1)
+        self._tail = "drop" if drop_last else "pad"
+        return self._place(placement, None)
+
+    def map_batch(
+        self, transform_fn: Callable[[Batch], Any], *, drop_none: bool = True, placement: str = "auto", parallelism: int | None = None
+    ) -> Pipeline:
+        """A function on each batch, after :meth:`batch`, in the thread that iterates; None leaves the batch out (with ``drop_none``)."""
+        self._change()
+        if self._microbatch_size is None:
+            raise InvalidArgument("map_batch() comes after batch(); map_transform() is for documents")
+        self._batch_maps.append((transform_fn, drop_none))
+        return self._place(placement, parallelism)
+
+    def stateful_transform(self, name: str, **arguments: Any) -> NoReturn:
+        """Not in this build."""
+        raise Unsupported(f"stateful_transform({name!r}): operators with a state of their own are not supported by this build")
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe that the calls describe; ``recipe.to_toml()`` is the file. May have to index datasets, to tell which is the slowest."""
+        return self._compiled()[0]
+
+    @property
+    def loader(self) -> Loader:
+        """The loader beneath, for :meth:`Loader.set_mixture`, ``stats`` and more."""
+        if self._closed:
+            raise Closed("this Pipeline was closed; make a new one")
+        if self._loader is None:
+            recipe, functions = self._compiled()
+            options = self._options
+            rows = recipe_rows(recipe) // options.ranks
+            ahead = options.prefetch_batches
+            loader = Loader(
+                recipe,
+                options.rank,
+                options.ranks,
+                microbatch_size=self._microbatch_size,
+                uneven=options.uneven,
+                threads=self._threads if options.max_workers is None else options.max_workers,
+                prefetch=1 if ahead is None else -(-ahead * (self._microbatch_size or 1) // max(1, rows)),
+                cache_dir=options.cache_dir(),
+                memory_budget=options.memory_budget,
+                functions=functions,
+                progress=options.progress,
+                framework=options.framework,
+            )
+            if self._restored is not None:
+                loader.load_state_dict(self._restored)
+            elif self._step is not None:
+                loader.seek(self._step)
+            self._loader = loader
+        return self._loader
+
+    def __iter__(self) -> Iterator[Any]:
+        """Goes on where it was left."""
+        for batch in self.loader:
+            batch.emit_positions = self._emit_positions
+            made: Any = batch
+            for function, drop_none in self._batch_maps:
+                made = function(made)
+                if made is None and drop_none:
+                    break
+            else:
+                yield made
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Where the pipeline stands, after the last batch that was taken: :meth:`Loader.state_dict`."""
+        return self.loader.state_dict()
+
+    def restore(self, ckpt: State | Sequence[State]) -> None:
+        """Goes on from a checkpoint, or from several ranks' checkpoints, merged or as a list. Lanes and global batch that :meth:`options` left open
+        are the checkpoint's. Checked against recipe and data when the pipeline is next used."""
+        states = [ckpt] if isinstance(ckpt, Mapping) else list(ckpt)
+        if not states or not all(isinstance(s, Mapping) and {"meta", "lanes"} <= s.keys() for s in states):
+            raise InvalidArgument("a checkpoint is a dict with 'meta' and 'lanes', as checkpoint() gives it, or a list of such")
+        self._reset()
+        self._restored, self._step = states, None
+
+    def seek(self, step: int) -> None:
+        """Goes to the start of a step: :meth:`Loader.seek`."""
+        check_count("step", step, 0, 2**63 - 1)
+        if self._loader is not None:
+            self._loader.seek(step)
+        else:
+            self._restored, self._step = None, step
+
+    state_dict, load_state_dict = checkpoint, restore
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """:attr:`Loader.stats`."""
+        return self.loader.stats
+
+    def explain(self) -> str:
+        """What happens, in words, and the numbers that follow from the recipe. Opens the datasets."""
+        from ._explain import explain
+
+        return explain(self.loader)
+
+    def to_torch_dataset(self, stateful: bool = True) -> Any:
+        """As :meth:`Loader.to_torch_dataset`; it always has ``state_dict``."""
+        from ._torch_dataset import LanesDataset
+
+        return LanesDataset(self)
+
+    def close(self) -> None:
+        """Ends its threads. May be called twice."""
+        self._reset()
+        self._closed = True
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
+
+    def _reset(self) -> None:
+        loader, self._loader = self._loader, None
+        if loader is not None:
+            loader.close()
+
+    def _change(self) -> None:
+        if self._loader is not None:
+            raise InvalidArgument("this Pipeline is in use; build it before it is iterated, or make a new one")
+
+    def _place(self, placement: str, parallelism: int | None) -> Pipeline:
+        only("Pipeline", {"placement": (placement, _ANY_PLACE, "there are threads only: 'auto'")})
+        if parallelism is not None:
+            self._threads = max(self._threads or 0, check_count("parallelism", parallelism, 1, 4096))
+        return self
+
+    def _compiled(self) -> tuple[Recipe, list[Any]]:
+        for part, call in ((self._tokenizer, "tokenize(tokenizer_id=…, field=…)"), (self._pack, "pack_flat(max_length)"), (self._microbatch_size, "batch(n)")):
+            if part is None:
+                raise InvalidArgument(f"this Pipeline lacks .{call}; it needs tokenize, pack_flat and batch")
+        assert self._pack is not None and self._microbatch_size is not None
+        keys = dict(self.source.tables(self._field))
+        pack = dict(self._pack)
+        if pack["groups"] is not None:
+            # A dataset in no group is one by itself.
+            grouped = {name for members in pack["groups"].values() for name in members}
+            alone = {d["name"]: [d["name"]] for d in keys["dataset"] if d["name"] not in grouped}
+            pack["groups"] = {**pack["groups"], **alone}
+        functions = [f for transform in self._transforms for f in transform.functions(self._field)]
+        restored = None if self._restored is None else self._restored[0]["meta"].get("recipe")
+        keys |= {
+            "functions": [f.name for f in functions] or None,
+            "tokenizer": self._tokenizer,
+            "pack": pack,
+            "shuffle": {**keys.get("shuffle", {}), **self._shuffle},
+            "batch": {**batch_keys(self._options, self._microbatch_size, restored), "tail": self._tail},
+        }
+        return Recipe.from_dict(keys), functions
+
+    def __getattr__(self, name: str) -> Any:
+        if name in UNSUPPORTED_METHODS:
+            raise Unsupported(f"Pipeline.{name}: not in this build: {UNSUPPORTED_METHODS[name]}")
+        raise AttributeError(f"'Pipeline' object has no attribute {name!r}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_loader": None} if self._loader is None else self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise TypeError("this Pipeline is in use, and cannot be pickled with its place; pickle it before its first use, or send checkpoint()")
+
+
+def recipe_rows(recipe: Recipe) -> int:
+    """Rows of the first step."""
+    import json
+
+    rows = json.loads(recipe.fields()["batch.global_batch"])
+    return int(rows if isinstance(rows, int) else rows[0][1])

@@ -1,0 +1,263 @@
+"""The builder: the TOML's recipe, fingerprint and bytes; the published form of batches; what cannot be done is said."""
+
+import json
+import pickle
+from itertools import islice
+
+import numpy as np
+import pytest
+from lanes_data import EOS, RECIPE, words
+
+from laneway import Loader, Pipeline, Recipe, errors, global_hash
+from laneway.io import Dataset, InMemoryShard
+from laneway.work import StaticMixtureWorkSource, TokenEstimation, WorkSource
+
+FINITE = RECIPE.replace('paths = ["wiki.jsonl"]\n', 'paths = ["wiki.jsonl"]\nexhausted = "stop"\n').replace("global_batch = 8", 'global_batch = 8\ntail = "drop"')
+
+
+def source(folder, **arguments):
+    given = dict(mixture={"wiki": 0.5, "news": 0.5}, token_estimation=TokenEstimation(), seed=7) | arguments
+    return StaticMixtureWorkSource(datasets=[Dataset.from_path("wiki", str(folder / "wiki.jsonl")), Dataset.from_path("news", folder / "news")], **given)
+
+
+def pipeline(folder, work=None, microbatch_size=8, **options):
+    return (
+        Pipeline(work or source(folder))
+        .options(io_options={"cache": {"enabled": True}}, framework="numpy", **options)
+        .tokenize(tokenizer_id=str(folder / "tokenizer.json"), field="text", special_tokens="eos", parallelism=4)
+        .pack_flat(max_length=32, algorithm="wrap")
+        .shuffle(buffer_size=64, seed=42)
+        .batch(microbatch_size=microbatch_size)
+    )
+
+
+def take(batches, n):
+    return [global_hash(b.hashes) for b in islice(batches, n)]
+
+
+@pytest.fixture(scope="module")
+def endless(lanes_folder):
+    return take(Loader(lanes_folder / "recipe.toml", framework="numpy"), 60)
+
+
+def test_the_builder_and_the_toml_are_one_recipe_and_give_the_same_bytes(lanes, lanes_folder):
+    built, toml = pipeline(lanes_folder), Recipe.parse(FINITE, lanes_folder)
+    assert toml.difference(built.recipe) == "" and built.recipe.fingerprint == toml.fingerprint
+    ours, theirs = list(built), list(Loader(toml, framework="numpy"))
+    assert take(ours, 10**6) == take(theirs, 10**6) and len(ours) > 10
+    seen = {int(p["document"]) for b in ours for p in b.provenance if p["dataset"] == 0}
+    assert len(seen) > 290, "the slowest dataset, wiki, is gone through once but for what a last step drops"
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a.input_ids == b.input_ids).all() and (a.labels == b.labels).all()
+    text = built.explain()
+    assert "wiki: 300 documents" in text and "wrap" in text and "The stream ends" in text
+
+
+def test_every_dataset_repeats_where_that_is_asked_for(lanes, lanes_folder, endless):
+    built = pipeline(lanes_folder, source(lanes_folder, exhausted_policy="repeat"))
+    assert "batch.tail" in Recipe.load(lanes).difference(built.recipe), "drop_last is the only difference"
+    assert take(built, 60) == endless
+
+
+def test_checkpoints_go_through_json_to_other_ranks_and_open_choices_are_the_checkpoints(lanes, lanes_folder, endless):
+    repeat = source(lanes_folder, exhausted_policy="repeat")
+    first = pipeline(lanes_folder, repeat)
+    assert take(first, 20) == endless[:20]
+    state = json.loads(json.dumps(first.checkpoint()))
+    ranks = [pipeline(lanes_folder, repeat, microbatch_size=2, dp_degree=2, dp_group_id=r) for r in range(2)]
+    iterators = []
+    for rank in ranks:
+        rank.restore(state)
+        assert rank.recipe.fingerprint == first.recipe.fingerprint
+        iterators.append(iter(rank))
+    found = [global_hash([next(i).hashes for i in iterators for _ in range(2)]) for _ in range(20)]
+    assert found == endless[20:40]
+    last = pipeline(lanes_folder, repeat)
+    last.restore([rank.checkpoint() for rank in ranks])
+    assert take(last, 20) == endless[40:60]
+    last.seek(3)
+    assert take(last, 2) == endless[3:5]
+    fresh = pickle.loads(pickle.dumps(pipeline(lanes_folder, repeat)))
+    fresh.seek(7)
+    assert take(fresh, 1) == endless[7:8]
+
+
+def test_global_batch_and_lanes_follow_from_what_is_given(lanes, lanes_folder):
+    def sizes(**options):
+        recipe = pipeline(lanes_folder, source(lanes_folder, exhausted_policy="repeat"), **options).recipe
+        return tuple(recipe.fields()[name] for name in ("batch.global_batch", "batch.lanes"))
+
+    assert sizes() == ("8", "8")
+    assert sizes(dp_degree=4) == ("32", "32")
+    assert sizes(canonical_replicas=16, dp_degree=4) == ("128", "16")
+    assert sizes(global_batch=64, canonical_replicas=16) == ("64", "16")
+
+
+def test_to_training_gives_the_published_form(lanes, lanes_folder):
+    batch = next(iter(pipeline(lanes_folder)))
+    made = batch.to_training(
+        return_labels=True, return_num_valid_tokens=True, return_loss_mask=True, return_cu_seqlens=True, return_padding_mask=True, extra_fields=["segment_ids"]
+    )
+    tokens = batch.input_ids
+    assert made["input_ids"].shape == made["labels"].shape == made["positions"].shape == made["segment_ids"].shape == (8, 31)
+    assert (made["input_ids"] == tokens[:, :-1]).all() and (made["labels"] == tokens[:, 1:]).all()
+    assert made["num_valid_tokens"] == 8 * 31 == made["loss_mask"].sum() and made["loss_mask"].dtype == np.float32 and not made["padding_mask"].any()
+    assert made["texts"] == [""] * 8 and len(made["ids"]) == 8
+    for row, (dataset, shard, index) in enumerate(made["ids"]):
+        piece = batch.provenance[batch.provenance["row"] == row][0]
+        assert (piece["dataset"], piece["shard"]) == (dataset, shard)
+        assert piece["document"] == index + (40 if (dataset, shard) == (1, 1) else 0)
+        starts = np.flatnonzero(made["positions"][row] == 0)
+        bounds = [int(b) for b in made["cu_seqlens"][row]]
+        assert bounds[: len(starts)] == starts.tolist() and set(bounds[len(starts) :]) == {31}
+        assert made["max_seqlen"][row] == np.diff([*starts, 31]).max()
+        ends = np.flatnonzero(tokens[row][:-2] == EOS)
+        assert (made["positions"][row][ends + 1] == 0).all()
+    flat = batch.to_training(return_cu_seqlens=True, flatten=True, dtype="int32", position_mode="sequence", rename_fields={"input_ids": "input"}, exclude_fields=["texts"])
+    assert set(flat) == {"ids", "input", "positions", "cu_seqlens", "max_seqlen"} and flat["input"].dtype == np.int32
+    assert flat["input"].shape == (256,) and flat["cu_seqlens"][-1] == 256 and flat["positions"].tolist() == list(range(32)) * 8
+    masked = batch.to_training(return_labels=True, eos_mask_loss=True, eos_token_id=EOS, ignore_index=-1, dtype=None)
+    assert all((label == -1) == (token == EOS) for r in range(8) for token, label in zip(masked["input_ids"][r], masked["labels"][r], strict=True))
+
+
+def test_padding_is_masked_and_torch_is_the_default_where_it_is(lanes, lanes_folder):
+    torch = pytest.importorskip("torch")
+    built = pipeline(lanes_folder, source(lanes_folder, exhausted_policy="repeat")).options(framework="auto").pack_flat(max_length=64, num_bins=2, algorithm="best_fit")
+    batch = next(iter(built))
+    made = batch.to_training(return_labels=True, return_padding_mask=True, return_cu_seqlens=True, flatten=True)
+    padding = batch.numpy("segment_ids") == 0
+    assert padding.any() and isinstance(made["labels"], torch.Tensor) and made["labels"].dtype == torch.int64
+    assert torch.equal(made["padding_mask"], torch.from_numpy(padding[:, :-1].reshape(-1)))
+    assert torch.equal(made["labels"] == -100, torch.from_numpy(padding[:, 1:].reshape(-1)))
+    assert made["cu_seqlens"].dtype == torch.int32 and isinstance(made["max_seqlen"], int)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words_of_error"),
+    [
+        ({"return_loss_mask": True}, "requires return_labels"),
+        ({"position_mode": "x"}, "position_mode"),
+        ({"extra_fields": ["image"]}, "do not outlive packing"),
+        ({"rename_fields": {"nothing": "x"}}, "nothing"),
+        ({"eos_mask_loss": True, "return_labels": True}, "requires eos_token_id"),
+        ({"tokens_field": "ids"}, "input_ids"),
+    ],
+)
+def test_arguments_of_to_training_that_make_no_sense_are_errors(lanes, lanes_folder, arguments, words_of_error):
+    batch = next(iter(pipeline(lanes_folder, source(lanes_folder, exhausted_policy="repeat"))))
+    with pytest.raises(ValueError, match=words_of_error):
+        batch.to_training(**arguments)
+
+
+def test_documents_in_memory_are_documents(lanes, lanes_folder):
+    shards = {0: InMemoryShard([{"text": words(1, d)} for d in range(40)]), 1: [{"text": words(1, d)} for d in range(40, 70)]}
+    work = StaticMixtureWorkSource([Dataset.from_dict("news", shards)], {"news": 1.0}, exhausted_policy="redistribute")
+    batches = list(pipeline(lanes_folder, work))
+    for batch in batches:
+        for piece in batch.provenance:
+            document = [int(w[1:]) for w in words(1, int(piece["document"])).split()] + [EOS]
+            at, start = int(piece["offset"]), int(piece["start"])
+            assert batch.input_ids[piece["row"], at : at + piece["length"]].tolist() == document[start : start + piece["length"]]
+    assert len({int(p["document"]) for b in batches for p in b.provenance}) > 60
+    with pytest.raises(TypeError, match="row 0 of shard 0 cannot be carried by JSON"):
+        Dataset.from_dict("x", {0: [{"text": object()}]}).table()
+
+
+def test_map_transform_maps_and_leaves_out_and_an_edited_one_is_another_recipe(lanes, lanes_folder):
+    def clean(payload):
+        return {"text": payload["text"] + " w0"} if len(payload["text"].split()) < 30 else None
+
+    def other(payload):
+        return {"text": payload["text"] + " w1"}
+
+    def built(function, **arguments):
+        start = Pipeline(source(lanes_folder, exhausted_policy="repeat")).options(framework="numpy").map_transform(function, **arguments)
+        return start.tokenize(lanes_folder / "tokenizer.json", field="text", special_tokens="eos").pack_flat(32, algorithm="wrap").batch(8)
+
+    first = built(clean)
+    for batch, _ in zip(first, range(5), strict=False):
+        ends = batch.input_ids[:, 1:] == EOS
+        assert (batch.input_ids[:, :-1][ends] == 0).all(), "w0 comes before each end"
+        assert all(len(words(p["dataset"], int(p["document"])).split()) < 30 for p in batch.provenance)
+    assert "functions" in first.recipe.difference(built(other).recipe)
+    assert built(clean, name="clean 1").recipe.fields()["functions"] == '["clean 1 keeps", "clean 1"]'
+    with pytest.raises(errors.DataError, match="KeyError"):
+        next(iter(built(lambda payload: {"text": payload["body"]})))
+
+
+def test_map_batch_sees_each_batch_and_may_leave_it_out(lanes, lanes_folder):
+    built = pipeline(lanes_folder, source(lanes_folder, exhausted_policy="repeat")).map_batch(lambda b: b.step if b.step % 2 else None)
+    assert [step for step, _ in zip(built, range(3), strict=False)] == [1, 3, 5]
+
+
+def test_a_source_of_ones_own_says_what_the_recipe_shall_say(lanes, lanes_folder):
+    class Curriculum(WorkSource):
+        def tables(self, text_field):
+            tables = source(lanes_folder, exhausted_policy="repeat").tables(text_field)
+            tables["mixture"]["schedule"] = [{"from_step": 5, "weights": {"wiki": 1.0, "news": 0.0}}]
+            return tables
+
+    class Chunks(WorkSource):
+        def tables(self, text_field):
+            return {}
+
+        def next_chunk(self):
+            return None
+
+    last = [batch for batch, _ in zip(pipeline(lanes_folder, Curriculum()), range(60), strict=False)][-1]
+    assert {int(p["dataset"]) for p in last.provenance} == {0}
+    with pytest.raises(errors.Unsupported, match="next_chunk"):
+        Pipeline(Chunks())
+
+
+def test_a_tokenizer_id_is_found_in_the_local_hub_cache_and_else_the_path_form_is_shown(lanes, lanes_folder, tmp_path, monkeypatch):
+    snapshot = tmp_path / "models--openai-community--gpt2" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "tokenizer.json").write_bytes((lanes_folder / "tokenizer.json").read_bytes())
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    repeat = source(lanes_folder, exhausted_policy="repeat")
+    by_id = pipeline(lanes_folder, repeat).tokenize(tokenizer_id="gpt2", field="text", special_tokens="eos")
+    assert take(by_id, 3) == take(pipeline(lanes_folder, repeat), 3)
+    with pytest.raises(errors.NotFound, match=r"tokenizer\.json"):
+        next(iter(pipeline(lanes_folder, repeat).tokenize(tokenizer_id="nobody/nothing", field="text")))
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "words_of_error"),
+    [
+        (lambda p: p.options(dp_degre=2), TypeError, "did you mean 'dp_degree'"),
+        (lambda p: p.options(io_options={"cash": {}}), errors.Unsupported, "cash"),
+        (lambda p: p.options(deterministic=False), errors.Unsupported, "deterministic"),
+        (lambda p: p.stateful_transform("dedupe", init_state=set), errors.Unsupported, "dedupe"),
+        (lambda p: p.tokenize_chat(), errors.Unsupported, "chat"),
+        (lambda p: p.pack_flat(32, flush_strategy="fullest"), errors.Unsupported, "fullest"),
+        (lambda p: p.pack_flat(32, algorithm="wrap", num_bins=4), ValueError, "num_bins"),
+        (lambda p: p.tokenize(tokenizer_id="x", field="text", truncation=True), errors.Unsupported, "truncation"),
+        (lambda p: p.shuffle(8, algorithm="block"), errors.Unsupported, "block"),
+        (lambda p: p.map_transform(lambda x: x), errors.Unsupported, "before tokenize"),
+        (lambda p: p.nonsense, AttributeError, "nonsense"),
+        (lambda p: p.pack_flat(32, algorithm="rap").recipe, ValueError, "rap"),
+        (lambda p: Dataset.from_path("x", "hf://a/b"), errors.Unsupported, "local files only"),
+        (lambda p: Dataset.from_path("x", "/nowhere"), errors.NotFound, "/nowhere"),
+        (lambda p: StaticMixtureWorkSource(p.source.datasets, {"wiki": 1.0}), ValueError, "news"),
+        (lambda p: StaticMixtureWorkSource(p.source.datasets, p.source.weights, reshuffle_on_repeat=False), errors.Unsupported, "reshuffle"),
+        (lambda p: StaticMixtureWorkSource(p.source.datasets, p.source.weights, stop_after_passes=1, max_repeats=1), ValueError, "not both"),
+        (lambda p: TokenEstimation(measure=len), errors.Unsupported, "measure"),
+        (lambda p: Pipeline(p.source).batch(8).recipe, ValueError, r"lacks \.tokenize"),
+        (lambda p: p.restore({}), ValueError, "checkpoint"),
+    ],
+)
+def test_what_cannot_be_done_is_an_error_that_names_it(lanes_folder, call, kind, words_of_error):
+    with pytest.raises(kind, match=words_of_error):
+        call(pipeline(lanes_folder))
+
+
+def test_ends_are_translated_to_the_recipes(lanes_folder, lanes):
+    def ends(**arguments):
+        return [(t.get("exhausted", "repeat"), t.get("epochs", 1)) for t in source(lanes_folder, **arguments).tables("text")["dataset"]]
+
+    assert ends() == [("stop", 1), ("repeat", 1)]
+    assert ends(mixture={"wiki": 0.99, "news": 0.01}) == [("repeat", 1), ("stop", 1)]
+    assert ends(stop_after_passes=3, token_estimation=None) == [("stop", 3), ("repeat", 1)]
+    assert ends(exhausted_policy={"wiki": "redistribute", "news": "repeat"}) == [("redistribute", 1), ("repeat", 1)]
+    assert ends(exhausted_policy="repeat", max_repeats={"news": 2}) == [("repeat", 1), ("stop", 3)]

@@ -1,0 +1,130 @@
+// The C++ wrapper of the lanes: owners that move, exceptions with the library's message, functions as std::function.
+#include <laneway.hpp>
+
+#include "lanes.h"
+
+#include <atomic>
+#include <stdexcept>
+#include <type_traits>
+
+using namespace std::chrono_literals;
+using laneway::in;
+
+namespace {
+
+template <class Call> laneway::Error error_of(Call call) {
+  try {
+    call();
+  } catch (const laneway::Error& error) {
+    return error;
+  }
+  std::fprintf(stderr, "no error was thrown\n");
+  std::exit(1);
+}
+
+bool has(const laneway::Error& error, const char* words) { return strstr(error.what(), words) != nullptr; }
+laneway::Recipe endless(const std::string& first = "") { return laneway::Recipe::parse(first + ENDLESS_RECIPE, data_dir); }
+
+static_assert(!std::is_copy_constructible_v<laneway::Loader> && std::is_nothrow_move_constructible_v<laneway::Loader>);
+static_assert(std::is_nothrow_copy_constructible_v<laneway::Batch> && std::is_nothrow_move_constructible_v<laneway::Batch>);
+
+void recipes_are_compared() {
+  const laneway::Recipe one = endless(), again = laneway::Recipe::parse(one.to_toml());
+  CHECK(one.fingerprint() == again.fingerprint() && one.difference(again).empty() && one.fields() == again.fields());
+  const laneway::Recipe longer = laneway::Recipe::parse(DATASETS("", "") TOKENS "[pack]\nmax_length = 64\n[batch]\nglobal_batch = 8\n", data_dir);
+  CHECK(one.difference(longer) == "seed is 7 in one and 0 in the other");
+  CHECK(has(error_of([] { laneway::Recipe::load("/nowhere.toml"); }), "/nowhere.toml"));
+}
+
+void datasets_are_read() {
+  const laneway::Dataset code({in_data("code")}, [](lw_dataset_options& o) { o.name = "code"; });
+  char expected[1024];
+  put_document(expected, 1, 30);
+  CHECK(code.documents() == CODE_DOCUMENTS && code.shards() == 3 && code.read(30) == std::string(expected) && !code.groups().empty());
+  const lw_location where = code.locate(32);
+  CHECK(where.number == 2 && std::string(code.shard(where.shard).name) == "c.jsonl");
+  CHECK(error_of([&] { code.read(CODE_DOCUMENTS); }).status() == LW_INVALID_ARGUMENT);
+  CHECK(error_of([] { laneway::Dataset none(std::vector<std::string>{}); }).status() == LW_INVALID_ARGUMENT);
+}
+
+std::uint64_t step_of(const std::vector<laneway::Loader>& ranks) {
+  std::vector<std::uint64_t> hashes;
+  for (const laneway::Loader& loader : ranks)
+    for (std::uint64_t hash : loader.next(in(30s))->row_hashes()) hashes.push_back(hash);
+  return laneway::global_hash(hashes);
+}
+
+std::vector<laneway::Loader> world(std::uint32_t ranks) {
+  std::vector<laneway::Loader> all;
+  for (std::uint32_t r = 0; r < ranks; ++r) all.emplace_back(endless(), [&](lw_loader_options& o) { o.rank = r, o.ranks = ranks, o.threads = 1; });
+  return all;
+}
+
+void a_run_goes_on_with_another_number_of_ranks() {
+  std::vector<laneway::Loader> one = world(1), two = world(2);
+  std::vector<std::uint64_t> hashes;
+  std::string middle;
+  for (int step = 0; step < 20; ++step) {
+    if (step == 10) middle = one[0].save();
+    hashes.push_back(step_of(one));
+  }
+  for (const laneway::Loader& loader : two) loader.load({middle});
+  CHECK(two[1].step() == 10);
+  for (int step = 10; step < 20; ++step) CHECK(step_of(two) == hashes[step]);
+  one[0].load({two[0].save_json(), two[1].save()});
+  CHECK(one[0].step() == 20 && !one[0].steps());
+  one[0].seek(3);
+  CHECK(step_of(one) == hashes[3]);
+  one[0].set_mixture({1, 0}, 50);
+  CHECK(has(error_of([&] { one[0].load({"nonsense"}); }), "states[0]"));
+}
+
+void a_batch_outlives_its_loader() {
+  std::optional<laneway::Batch> kept;
+  {
+    const laneway::Loader loader(endless());
+    kept = loader.next();
+    const laneway::DatasetRef news = loader.dataset(0);
+    CHECK(news.documents() == NEWS_DOCUMENTS && loader.dataset(2).get() == nullptr && loader.recipe().fingerprint() == endless().fingerprint());
+    CHECK(loader.explain().find("300 documents") != std::string::npos && loader.info().front() == '{' && loader.stats().front() == '{');
+    const std::int64_t ids[] = {word(0, 3, 0), word(0, 3, 1)};
+    CHECK(loader.decode(ids, 2) == "w" + std::to_string(ids[0]) + " w" + std::to_string(ids[1]));
+  }
+  const laneway::Batch copy = *kept;
+  const auto ids = copy.tensor("input_ids").as<const std::int64_t>();
+  CHECK(copy.info().rows == GLOBAL_BATCH && ids.size() == GLOBAL_BATCH * ROW && copy.rows().size() == GLOBAL_BATCH);
+  kept.reset();
+  const auto segments = copy.segments();
+  for (const lw_segment& s : segments) CHECK(ids[s.row * ROW + s.offset] == word(s.dataset, s.document, s.start));
+  CHECK(has(error_of([&] { copy.tensor("ids"); }), "input_ids"));
+}
+
+void functions_are_called_and_freed_and_may_throw() {
+  const auto counter = std::make_shared<std::atomic<int>>(0);
+  const std::string first = "functions = [\"upper 1\", \"some 1\"]\n";
+  const laneway::Function upper{"upper 1", [counter](std::string_view text) { return ++*counter, std::string(text) + " w1"; }, nullptr};
+  const laneway::Function some{"some 1", nullptr, [counter](std::string_view text) { return text.size() % 2 == 0; }};
+  const laneway::Function angry{"some 1", nullptr, [](std::string_view) -> bool { throw std::runtime_error("not today"); }};
+  {
+    const laneway::Loader loader(endless(first), {some, upper});
+    CHECK(loader.next().has_value() && *counter > 0);
+  }
+  CHECK(counter.use_count() == 3);  // this one, and those of `upper` and `some`
+  const laneway::Loader failing(endless(first), {angry, upper});
+  const laneway::Error error = error_of([&] { failing.next(); });
+  CHECK(error.status() == LW_DATA && has(error, "function 'some 1'") && has(error, "not today"));
+  CHECK(has(error_of([&] { laneway::Loader loader(endless(first), {upper}); }), "'some 1'"));
+  failing.close();
+  CHECK(error_of([&] { failing.next(); }).status() == LW_CLOSED);
+}
+
+}  // namespace
+
+int main() {
+  use_data();
+  recipes_are_compared();
+  datasets_are_read();
+  a_run_goes_on_with_another_number_of_ranks();
+  a_batch_outlives_its_loader();
+  functions_are_called_and_freed_and_may_throw();
+}

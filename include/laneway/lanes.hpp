@@ -1,0 +1,312 @@
+// The part of laneway.hpp about lanes: recipes, datasets, loaders and their batches. Include laneway.hpp.
+//
+//   laneway::Loader loader(laneway::Recipe::load("recipe.toml"), [](lw_loader_options& o) { o.rank = 1, o.ranks = 4; });
+//   while (auto batch = loader.next()) train(batch->tensor("input_ids").as<const std::int64_t>(), batch->tensor("labels"));
+#ifndef LANEWAY_LANES_HPP
+#define LANEWAY_LANES_HPP
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "layout.hpp"
+
+namespace laneway {
+
+namespace detail {
+// Items from the functions that fill an array and say how many there are.
+template <class T, class Get> std::vector<T> items(Get get) {
+  std::size_t count = 0;
+  check(get(static_cast<T*>(nullptr), std::size_t{0}, &count));
+  std::vector<T> all(count);
+  check(get(all.data(), all.size(), &count));
+  return all;
+}
+}  // namespace detail
+
+// A recipe that somebody else owns.
+class RecipeRef {
+ public:
+  explicit RecipeRef(const lw_recipe* handle) noexcept : handle_(handle) {}
+  const lw_recipe* get() const noexcept { return handle_; }
+  std::uint64_t fingerprint() const noexcept { return lw_recipe_fingerprint(handle_); }
+  std::string to_toml() const {
+    return detail::text([&](char* buffer, std::size_t room, std::size_t* length) { return lw_recipe_to_toml(handle_, buffer, room, length); });
+  }
+  // What the fingerprint is made of, one JSON object.
+  std::string fields() const {
+    return detail::text([&](char* buffer, std::size_t room, std::size_t* length) { return lw_recipe_fields(handle_, buffer, room, length); });
+  }
+  // The first field in which two recipes differ; empty if they give the same bytes.
+  std::string difference(const RecipeRef& other) const {
+    return detail::text(
+        [&](char* buffer, std::size_t room, std::size_t* length) { return lw_recipe_difference(handle_, other.handle_, buffer, room, length); });
+  }
+
+ private:
+  const lw_recipe* handle_;
+};
+
+// Everything that may change a byte.
+class Recipe : public RecipeRef {
+ public:
+  static Recipe load(const std::string& path) {
+    return make([&](lw_recipe** out) { return lw_recipe_load(path.c_str(), out); });
+  }
+  // Relative paths in the text are relative to `base`, or else to the current directory.
+  static Recipe parse(std::string_view text, const std::optional<std::string>& base = std::nullopt) {
+    return make([&](lw_recipe** out) { return lw_recipe_parse(text.data(), text.size(), base ? base->c_str() : nullptr, out); });
+  }
+
+ private:
+  explicit Recipe(lw_recipe* handle) : RecipeRef(handle), owner_(handle) {}
+  template <class Make> static Recipe make(Make make) {
+    check_abi();
+    lw_recipe* handle = nullptr;
+    check(make(&handle));
+    return Recipe(handle);
+  }
+  std::unique_ptr<lw_recipe, detail::Freed<lw_recipe, lw_recipe_free>> owner_;
+};
+
+// A dataset that somebody else owns.
+class DatasetRef {
+ public:
+  explicit DatasetRef(const lw_dataset* handle) noexcept : handle_(handle) {}
+  const lw_dataset* get() const noexcept { return handle_; }
+  std::uint64_t documents() const noexcept { return lw_dataset_documents(handle_); }
+  std::uint64_t fingerprint() const noexcept { return lw_dataset_fingerprint(handle_); }
+  std::uint64_t bytes_read() const noexcept { return lw_dataset_bytes_read(handle_); }
+  std::size_t shards() const noexcept { return lw_dataset_shard_count(handle_); }
+  // Its strings belong to the dataset.
+  lw_shard shard(std::size_t index) const {
+    lw_shard shard;
+    check(lw_dataset_shard(handle_, index, &shard));
+    return shard;
+  }
+  std::vector<lw_group> groups() const {
+    return detail::items<lw_group>([&](lw_group* groups, std::size_t room, std::size_t* count) { return lw_dataset_groups(handle_, groups, room, count); });
+  }
+  lw_location locate(std::uint64_t document) const {
+    lw_location location;
+    check(lw_dataset_locate(handle_, document, &location));
+    return location;
+  }
+  // The text of a document; nothing if it has none and `on_error` leaves such out.
+  std::optional<std::string> read(std::uint64_t document) const {
+    const char* skipped = nullptr;
+    std::string text = detail::text(
+        [&](char* buffer, std::size_t room, std::size_t* length) { return lw_dataset_read(handle_, document, buffer, room, length, &skipped); });
+    if (skipped) return std::nullopt;
+    return text;
+  }
+
+ private:
+  const lw_dataset* handle_;
+};
+
+// Files read as numbered documents.
+class Dataset : public DatasetRef {
+ public:
+  // `set` changes the options after their defaults are set.
+  template <class Set = detail::Nothing> explicit Dataset(const std::vector<std::string>& paths, Set set = {}) : Dataset(open(paths, set)) {}
+
+ private:
+  explicit Dataset(lw_dataset* handle) : DatasetRef(handle), owner_(handle) {}
+  template <class Set> static lw_dataset* open(const std::vector<std::string>& paths, Set& set) {
+    check_abi();
+    std::vector<const char*> plain;
+    for (const std::string& path : paths) plain.push_back(path.c_str());
+    lw_dataset_options options;
+    lw_dataset_options_init(&options);
+    options.paths = plain.data(), options.path_count = plain.size();
+    set(options);
+    lw_dataset* handle = nullptr;
+    check(lw_dataset_open(&options, &handle));
+    return handle;
+  }
+  std::unique_ptr<lw_dataset, detail::Freed<lw_dataset, lw_dataset_free>> owner_;
+};
+
+// Some rows of one step. A copy is another reference to the same; the tensors go with the last. Outlives its Loader.
+class Batch {
+ public:
+  Batch(const Batch& other) noexcept : handle_(other.handle_) { lw_batch_retain(handle_); }
+  Batch(Batch&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Batch& operator=(Batch other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  ~Batch() { lw_batch_release(handle_); }
+  const lw_batch* get() const noexcept { return handle_; }
+  lw_batch_info info() const {
+    lw_batch_info info;
+    check(lw_batch_describe(handle_, &info));
+    return info;
+  }
+  // A view as long-lived as the batch; not to be written: take Span<const T>.
+  Tensor tensor(const std::string& name) const {
+    Tensor tensor;
+    check(lw_batch_tensor(handle_, name.c_str(), &tensor));
+    return tensor;
+  }
+  // A DLPack tensor with a reference of its own; whoever takes it calls its deleter.
+  DLManagedTensorVersioned* dlpack(const std::string& name) const {
+    DLManagedTensorVersioned* tensor = nullptr;
+    check(lw_batch_dlpack(handle_, name.c_str(), &tensor));
+    return tensor;
+  }
+  std::vector<lw_row> rows() const {
+    return detail::items<lw_row>([&](lw_row* rows, std::size_t room, std::size_t* count) { return lw_batch_rows(handle_, rows, room, count); });
+  }
+  std::vector<lw_segment> segments() const {
+    return detail::items<lw_segment>(
+        [&](lw_segment* segments, std::size_t room, std::size_t* count) { return lw_batch_segments(handle_, segments, room, count); });
+  }
+  std::vector<std::uint64_t> row_hashes() const {
+    return detail::items<std::uint64_t>(
+        [&](std::uint64_t* hashes, std::size_t room, std::size_t* count) { return lw_batch_row_hashes(handle_, hashes, room, count); });
+  }
+
+ private:
+  friend class Loader;
+  explicit Batch(lw_batch* handle) noexcept : handle_(handle) {}
+  const lw_batch* handle_;
+};
+
+// The hash of a global batch, from those of all its rows in order.
+inline std::uint64_t global_hash(const std::vector<std::uint64_t>& row_hashes) noexcept {
+  return lw_batch_global_hash(row_hashes.data(), row_hashes.size());
+}
+
+// A function on a document's text, by its name in the recipe. What it throws fails the row that needs the document, with its text.
+struct Function {
+  std::string name;
+  std::function<std::string(std::string_view)> map;
+  std::function<bool(std::string_view)> filter;
+};
+
+// A rank's part of every global batch, in order.
+class Loader {
+ public:
+  // `set` changes the options after their defaults are set.
+  template <class Set = detail::Nothing> explicit Loader(const RecipeRef& recipe, Set set = {}) : Loader(recipe, std::vector<Function>{}, set) {}
+  // With the functions that the recipe names, in any order.
+  template <class Set = detail::Nothing> Loader(const RecipeRef& recipe, std::vector<Function> functions, Set set = {}) {
+    check_abi();
+    std::vector<std::unique_ptr<Function>> owned;
+    std::vector<lw_function_table> tables(functions.size());
+    std::vector<const lw_function_table*> given;
+    for (std::size_t i = 0; i < tables.size(); ++i) {
+      owned.push_back(std::make_unique<Function>(std::move(functions[i])));
+      lw_function_table_init(&tables[i]);
+      tables[i].user = owned[i].get(), tables[i].name = owned[i]->name.c_str(), tables[i].drop = drop;
+      if (owned[i]->map) tables[i].map = map;
+      if (owned[i]->filter) tables[i].filter = filter;
+      given.push_back(&tables[i]);
+    }
+    lw_loader_options options;
+    lw_loader_options_init(&options);
+    options.functions = given.data(), options.function_count = given.size();
+    set(options);
+    lw_loader* handle = nullptr;
+    check(lw_loader_open(recipe.get(), &options, &handle));
+    handle_.reset(handle);
+    for (auto& function : owned) function.release();  // the loader's, from now on
+  }
+
+  // The next batch, nothing after the last. Throws LW_TIMEOUT if the deadline passed first: call again.
+  std::optional<Batch> next(Deadline deadline = never) const {
+    lw_batch* batch = nullptr;
+    check(lw_loader_next(get(), deadline, &batch));
+    if (!batch) return std::nullopt;
+    return Batch(batch);
+  }
+  // The state after the last batch, for this rank's lanes.
+  std::string save() const {
+    std::string state(std::size_t{1} << 12, '\0');
+    for (std::size_t length = 0;; state.resize(length)) {  // It may have grown in between.
+      const lw_status status = lw_loader_save(get(), state.data(), state.size(), &length);
+      if (status != LW_OK && length > state.size()) continue;
+      check(status);
+      state.resize(length);
+      return state;
+    }
+  }
+  std::string save_json() const {
+    return detail::text([&](char* buffer, std::size_t room, std::size_t* length) { return lw_loader_save_json(get(), buffer, room, length); });
+  }
+  // Goes on from states in either form, which together hold this rank's lanes.
+  void load(const std::vector<std::string>& states) const {
+    std::vector<lw_state> plain;
+    for (const std::string& state : states) plain.push_back({state.data(), state.size()});
+    check(lw_loader_load(get(), plain.data(), plain.size()));
+  }
+  void seek(std::uint64_t step) const { check(lw_loader_seek(get(), step)); }
+  void set_mixture(const std::vector<double>& weights, std::uint64_t from_step) const {
+    check(lw_loader_set_mixture(get(), weights.data(), weights.size(), from_step));
+  }
+  // Of the whole stream; nothing if it does not end.
+  std::optional<std::uint64_t> steps() const {
+    std::uint64_t steps = 0;
+    check(lw_loader_steps(get(), &steps));
+    if (steps == LW_ENDLESS) return std::nullopt;
+    return steps;
+  }
+  std::uint64_t step() const {
+    std::uint64_t step = 0;
+    check(lw_loader_step(get(), &step));
+    return step;
+  }
+  RecipeRef recipe() const noexcept { return RecipeRef(lw_loader_recipe(get())); }
+  // In the recipe's order; its handle is NULL beyond the last.
+  DatasetRef dataset(std::size_t index) const noexcept { return DatasetRef(lw_loader_dataset(get(), index)); }
+  std::string info() const {
+    return detail::text([&](char* buffer, std::size_t room, std::size_t* length) { return lw_loader_info(get(), buffer, room, length); });
+  }
+  std::string explain() const {
+    return detail::text([&](char* buffer, std::size_t room, std::size_t* length) { return lw_loader_explain(get(), buffer, room, length); });
+  }
+  std::string stats() const {
+    return detail::text([&](char* buffer, std::size_t room, std::size_t* length) { return lw_loader_stats(get(), buffer, room, length); });
+  }
+  std::string decode(const std::int64_t* ids, std::size_t count) const {
+    return detail::text([&](char* buffer, std::size_t room, std::size_t* length) { return lw_loader_decode(get(), ids, count, buffer, room, length); });
+  }
+  void cancel() const noexcept { lw_loader_cancel(get()); }
+  void close() const noexcept { lw_loader_close(get()); }
+  const lw_loader* get() const noexcept { return handle_.get(); }
+
+ private:
+  static void drop(void* function) { delete static_cast<Function*>(function); }
+  template <class Body> static std::int32_t guarded(Body body) noexcept {
+    try {
+      return body();
+    } catch (const std::exception& error) {
+      lw_set_last_error(error.what(), std::char_traits<char>::length(error.what()));
+    } catch (...) {
+      constexpr std::string_view text = "it threw what is no std::exception";
+      lw_set_last_error(text.data(), text.size());
+    }
+    return -1;
+  }
+  static std::int32_t map(void* function, const char* text, std::size_t length, lw_text* out) {
+    return guarded([&] {
+      const std::string made = static_cast<Function*>(function)->map(std::string_view(text, length));
+      check(lw_text_append(out, made.data(), made.size()));
+      return 0;
+    });
+  }
+  static std::int32_t filter(void* function, const char* text, std::size_t length) {
+    return guarded([&] { return static_cast<Function*>(function)->filter(std::string_view(text, length)) ? 1 : 0; });
+  }
+  std::unique_ptr<lw_loader, detail::Freed<lw_loader, lw_loader_free>> handle_;
+};
+
+}  // namespace laneway
+
+#endif  // LANEWAY_LANES_HPP
