@@ -160,7 +160,7 @@ class OpenStudent:
             plan = self._plans[as_torch]
         except KeyError:
             plan = self._plans[as_torch] = view_plan(self.config, as_torch)
-        return {name: view(np.ndarray(shape, dtype, lease, offset)) for name, shape, dtype, offset, view in plan}
+        return make_views(plan, lease)
 
     def release(self, raw: bytes) -> None:
         """Gives references back: those of one or more samples, back to back."""
@@ -237,11 +237,21 @@ def find_open(group: str | None, endpoints: Endpoints) -> OpenStudent | None:
 
 
 def view_plan(config: BatchConfig, as_torch: bool) -> list[tuple[Any, ...]]:
-    """What is needed to make each view, looked up once."""
+    """What :func:`make_views` needs, looked up once."""
+    viewers = [_dtypes.viewer(spec.dtype, as_torch) for spec in config.specs]
     return [
-        (spec.name, spec.shape, _dtypes.storage_dtype(spec.dtype), offset, _dtypes.viewer(spec.dtype, as_torch))
-        for spec, offset in zip(config.specs, config.offsets, strict=True)
+        (spec.name, spec.shape, _dtypes.storage_dtype(spec.dtype), offset, None if viewer is _dtypes.as_it_is else viewer)
+        for spec, offset, viewer in zip(config.specs, config.offsets, viewers, strict=True)
     ]
+
+
+def make_views(plan: list[tuple[Any, ...]], buffer: Any, ndarray: type[np.ndarray] = np.ndarray) -> dict[str, Any]:
+    """The tensors that lie in the buffer, by name; each keeps it."""
+    views: dict[str, Any] = {}
+    for name, shape, dtype, offset, viewer in plan:
+        array = ndarray(shape, dtype, buffer, offset)
+        views[name] = array if viewer is None else viewer(array)
+    return views
 
 
 @contextlib.contextmanager
