@@ -79,16 +79,17 @@ def _cargo(*words: str, folder: Path = ROOT) -> str:
     return done.stdout
 
 
-def _executables(messages: str) -> list[Path]:
+def _executable(messages: str, name: str) -> Path:
+    """The program of that target among cargo's messages, which name others as well."""
     parsed = (json.loads(line) for line in messages.splitlines() if line.startswith("{"))
-    return [Path(m["executable"]) for m in parsed if m.get("executable")]
+    return next(Path(m["executable"]) for m in parsed if m.get("executable") and m["target"]["name"] == name)
 
 
 def _build_raw() -> tuple[Path, list[str]]:
-    return _executables(_cargo("bench", "--bench", "raw", "--no-run", "--message-format=json"))[-1], [str(NBYTES)]
+    return _executable(_cargo("bench", "--bench", "raw", "--no-run", "--message-format=json"), "raw"), [str(NBYTES)]
 
 
 def _build_iceoryx2() -> tuple[Path, list[str]]:
     target = str(ROOT / "target" / "iceoryx2")
     words = ("build", "--release", "--locked", "--message-format=json", "--target-dir", target)
-    return _executables(_cargo(*words, folder=ROOT / "benches" / "iceoryx2"))[-1], []
+    return _executable(_cargo(*words, folder=ROOT / "benches" / "iceoryx2"), "iceoryx2-peer"), []

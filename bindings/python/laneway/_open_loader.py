@@ -190,23 +190,26 @@ class OpenLoader:
             self._lib.lw_loader_free(self._handle)
 
     def _patiently(self, work: Callable[[], int]) -> int:
-        """What ``work()`` returns, which may have to index or to count first; done on a thread of its own, so that Ctrl-C is noticed."""
-        done = threading.Event()
+        """What ``work()`` returns, which may have to index or to count first; done on a thread of its own, so that Ctrl-C is noticed at once."""
+        done = False
 
         def ask(_deadline: int) -> int:
+            nonlocal done
             try:
                 return work()
             finally:
-                done.set()
+                done = True
+                self._watch.stopped = False
 
         try:
             return _native.interruptibly(ask, _FOR_EVER_S, undo=None if self._handle else self._lib.lw_loader_free)
         except BaseException:
-            if not done.is_set():
+            if not done:
+                # It ends soon, but not before the user's functions that run now; later calls queue up behind it.
                 self._watch.stopped = True
                 if self._handle:
                     self._lib.lw_loader_cancel(self._handle)
-                    done.wait()
+                if done:  # meanwhile
                     self._watch.stopped = False
             if (failure := self._watch.take_failure()) is not None:
                 raise failure from None
