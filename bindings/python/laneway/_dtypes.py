@@ -117,4 +117,9 @@ def viewer(name: str, as_torch: bool) -> Callable[[np.ndarray], Any]:
         return from_numpy  # type: ignore[no-any-return]
     if name == "bfloat16" and (bfloat16 := bfloat16_or_none()) is not None:
         return lambda array: array.view(bfloat16)
-    return lambda array: array
+    return as_it_is
+
+
+def as_it_is(array: np.ndarray) -> Any:
+    """The :func:`viewer` of those that look at the array itself."""
+    return array

@@ -90,7 +90,7 @@ class OpenStudent:
         lib = _native.lib()
         self._handle = _open(options, timeout_s)
         self._next, self._release, self._free = lib.lw_student_next, lib.lw_student_release, lib.lw_student_free
-        self._buffers: list[tuple[Any, c_size_t, Any]] = []
+        self._places: list[tuple[Any, c_size_t, Any]] = []
         self._lease = _lease_type(self.config.nbytes())
         self._plans: dict[bool, list[tuple[Any, ...]]] = {}
         self.registration: dict[str, Any] = json.loads(_native.text(lib.lw_student_registration, self._handle))
@@ -106,7 +106,7 @@ class OpenStudent:
         n = min(n, _MOST_AT_ONCE)
         size = n * _SAMPLE_SIZE
         try:
-            place = self._buffers.pop()
+            place = self._places.pop()  # another thread may have taken the last one
         except IndexError:
             place = _place(size)
         if len(place[0]) < size:
@@ -114,20 +114,39 @@ class OpenStudent:
         buffer, count, count_ref = place
         # Every microsecond here is one of each request: no enum, no system call, no second look at the clock unless there is need.
         end = _monotonic_ns() + _SLICE_NS
-        while status := self._next(self._handle, end if end < deadline else deadline, buffer, n, count_ref):
+        status = self._next(self._handle, end if end < deadline else deadline, buffer, n, count_ref)
+        if status and not self._wait(status, place, n, deadline):
+            raw = b""
+        else:
+            raw = buffer[: count.value * _SAMPLE_SIZE]
+        self._places.append(place)
+        return [raw[at : at + _SAMPLE_SIZE] for at in range(0, len(raw), _SAMPLE_SIZE)]
+
+    def take_one(self, deadline: int) -> bytes | None:
+        """The next sample, as :meth:`take` gives them, or None at the deadline."""
+        try:
+            place = self._places.pop()
+        except IndexError:
+            place = _place(_SAMPLE_SIZE)
+        buffer, _, count_ref = place
+        end = _monotonic_ns() + _SLICE_NS
+        status = self._next(self._handle, end if end < deadline else deadline, buffer, 1, count_ref)
+        raw = None if status and not self._wait(status, place, 1, deadline) else buffer[:_SAMPLE_SIZE]
+        self._places.append(place)
+        return raw
+
+    def _wait(self, status: int, place: tuple[Any, c_size_t, Any], n: int, deadline: int) -> bool:
+        """Goes on after a ``lw_student_next`` that ended with ``status``, slice by slice; False at the deadline."""
+        while status:
             now = _monotonic_ns()
             if status == Status.TIMEOUT:
                 if now >= deadline:
-                    self._buffers.append(place)
-                    return []
+                    return False
             elif status != Status.INTERRUPTED:  # a signal: Python has handled it by now
                 self.check_process()
                 raise _native.error(status)
-            end = now + _SLICE_NS
-        taken = count.value
-        raw = buffer[: taken * _SAMPLE_SIZE]
-        self._buffers.append(place)
-        return [raw] if taken == 1 else [raw[at : at + _SAMPLE_SIZE] for at in range(0, len(raw), _SAMPLE_SIZE)]
+            status = self._next(self._handle, min(now + _SLICE_NS, deadline), place[0], n, place[2])
+        return True
 
     def lease(self, raw: bytes, address: int) -> Any:
         """The sample's bytes as a buffer; it takes over the caller's reference."""
@@ -141,7 +160,7 @@ class OpenStudent:
             plan = self._plans[as_torch]
         except KeyError:
             plan = self._plans[as_torch] = view_plan(self.config, as_torch)
-        return {name: view(np.ndarray(shape, dtype, lease, offset)) for name, shape, dtype, offset, view in plan}
+        return make_views(plan, lease)
 
     def release(self, raw: bytes) -> None:
         """Gives references back: those of one or more samples, back to back."""
@@ -218,11 +237,21 @@ def find_open(group: str | None, endpoints: Endpoints) -> OpenStudent | None:
 
 
 def view_plan(config: BatchConfig, as_torch: bool) -> list[tuple[Any, ...]]:
-    """What is needed to make each view, looked up once."""
+    """What :func:`make_views` needs, looked up once."""
+    viewers = [_dtypes.viewer(spec.dtype, as_torch) for spec in config.specs]
     return [
-        (spec.name, spec.shape, _dtypes.storage_dtype(spec.dtype), offset, _dtypes.viewer(spec.dtype, as_torch))
-        for spec, offset in zip(config.specs, config.offsets, strict=True)
+        (spec.name, spec.shape, _dtypes.storage_dtype(spec.dtype), offset, None if viewer is _dtypes.as_it_is else viewer)
+        for spec, offset, viewer in zip(config.specs, config.offsets, viewers, strict=True)
     ]
+
+
+def make_views(plan: list[tuple[Any, ...]], buffer: Any, ndarray: type[np.ndarray] = np.ndarray) -> dict[str, Any]:
+    """The tensors that lie in the buffer, by name; each keeps it."""
+    views: dict[str, Any] = {}
+    for name, shape, dtype, offset, viewer in plan:
+        array = ndarray(shape, dtype, buffer, offset)
+        views[name] = array if viewer is None else viewer(array)
+    return views
 
 
 @contextlib.contextmanager

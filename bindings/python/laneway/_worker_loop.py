@@ -15,14 +15,12 @@ from ctypes import c_size_t, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from . import _dtypes, _native, _structs
 from ._dtypes import Framework
 from ._endpoints import Endpoints
 from ._medium_glue import AttachTables
 from ._process import WORKERS, at_exit
-from ._student import c_layout, view_plan
+from ._student import c_layout, make_views, view_plan
 from .batch_config import BatchConfig
 from .errors import Corrupt, NotFound, Status
 
@@ -206,7 +204,7 @@ class WorkerLoop:
         if len(self._views) >= _MOST_VIEWS:
             self._views.clear()
         buffer: Any = (ctypes.c_ubyte * self._size).from_address(address)
-        views = {name: view(np.ndarray(shape, dtype, buffer, offset)) for name, shape, dtype, offset, view in self._plan}
+        views = make_views(self._plan, buffer)
         self._views[address] = views
         return views
 

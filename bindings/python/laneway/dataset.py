@@ -247,9 +247,9 @@ def wait_for_sample(student: OpenStudent, parent: int | None) -> bytes | None:
     hint_at = _native.monotonic_ns() + int(_HINT_S * 1e9)
     while True:
         now = _native.monotonic_ns()
-        samples = student.take(1, now + _LOOK_AROUND_NS)
-        if samples:
-            return samples[0]
+        raw = student.take_one(now + _LOOK_AROUND_NS)
+        if raw is not None:
+            return raw
         if parent is not None and os.getppid() != parent:
             _log.warning("dataset: the trainer is gone; this data worker ends")
             return None

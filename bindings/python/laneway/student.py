@@ -20,6 +20,7 @@ from .mediums import Medium
 
 _CONNECT_S = 10.0
 _SWITCH_S = 30.0
+_NEVER, _monotonic_ns = _native.NEVER, _native.monotonic_ns
 
 
 class SampleRef:
@@ -75,12 +76,13 @@ class SampleRef:
     @property
     def tensors(self) -> dict[str, Any]:
         """The tensors by name: torch tensors, or NumPy arrays (see ``framework`` of the client), sharing the slot's memory."""
-        if self._tensors is None:
-            self._tensors = self._owner.tensors(self.data, self._as_torch)
-        return self._tensors
+        tensors = self._tensors
+        if tensors is None:
+            tensors = self._tensors = self._owner.tensors(self.data, self._as_torch)
+        return tensors
 
     def __getitem__(self, name: str) -> Any:
-        return self.tensors[name]
+        return (self._tensors or self.tensors)[name]
 
     def release(self) -> None:
         """Gives the slot back as soon as no view of it is left. May be called twice."""
@@ -273,18 +275,21 @@ class StudentClient:
         Raises:
             TaskError: this ticket failed ``max_attempts`` times; carries the worker's text. The next call goes on behind it.
         """
-        samples = self.next_samples(1, timeout_ms)
-        return samples[0] if samples else None
+        student = self._student or self._open()
+        raw = student.take_one(_NEVER if timeout_ms is None else _monotonic_ns() + int(timeout_ms * 1e6))
+        return None if raw is None else self._sample(student, raw)
 
     def next_samples(self, n: int, timeout_ms: float | None = 1000) -> list[SampleRef]:
         """The next sample and those that are ready behind it, ``n`` at most; an empty list after ``timeout_ms``."""
         check_count("n", n, 1)
         student = self._student or self._open()
-        deadline = _native.NEVER if timeout_ms is None else _native.monotonic_ns() + int(timeout_ms * 1e6)
-        samples = [SampleRef(student, raw, self._as_torch) for raw in student.take(n, deadline)]
-        for sample in samples:
-            self._held[sample.slot_id] = weakref.ref(sample)
-        return samples
+        deadline = _NEVER if timeout_ms is None else _monotonic_ns() + int(timeout_ms * 1e6)
+        return [self._sample(student, raw) for raw in student.take(n, deadline)]
+
+    def _sample(self, student: OpenStudent, raw: bytes) -> SampleRef:
+        sample = SampleRef(student, raw, self._as_torch)
+        self._held[sample.slot_id] = weakref.ref(sample)
+        return sample
 
     def release_slot(self, slot_id: int) -> None:
         """Gives a sample's slot back, as :meth:`SampleRef.release` does.

@@ -198,7 +198,7 @@ def _wait(student: OpenStudent, deadline: int) -> bytes:
         raw = wait_for_sample(student, None)
         assert raw is not None
         return raw
-    samples = student.take(1, deadline)
-    if not samples:
+    raw = student.take_one(deadline)
+    if raw is None:
         raise Timeout(f"no sample of lane {student.lane} within the loader's timeout: is a worker running, and a model set?")
-    return samples[0]
+    return raw
