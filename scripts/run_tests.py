@@ -99,14 +99,14 @@ def c() -> Iterator[list[str]]:
     build = ROOT / "build"
     yield from cmake(build)
     yield ["cmake", "--install", str(build), "--component", "development", "--prefix", str(build / "prefix")]
-    yield ["ctest", "--test-dir", str(build), "--output-on-failure", *ONCE_MORE]
+    yield ["ctest", "--test-dir", str(build), "--output-on-failure", "-j2", *ONCE_MORE]
 
 
 def sanitize() -> Iterator[list[str]]:
     """The same programs with address and undefined-behaviour sanitizers."""
     build = ROOT / "build" / "sanitize"
     yield from cmake(build, "-DLANEWAY_SANITIZE=address,undefined", "-DCMAKE_BUILD_TYPE=Debug")
-    yield ["ctest", "--test-dir", str(build), "--output-on-failure", *ONCE_MORE]
+    yield ["ctest", "--test-dir", str(build), "--output-on-failure", "-j2", *ONCE_MORE]
 
 
 def python() -> Iterator[list[str]]:
