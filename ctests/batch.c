@@ -144,7 +144,7 @@ static void rows_that_fill_up_are_no_part_of_the_batch(void) {
 
 int main(void) {
   use_data();
-  lw_loader *loader = open_rank(ENDLESS_RECIPE, 0, 1, 2);
+  lw_loader *loader = open_rank(ENDLESS_RECIPE, 0, 1, FORKING_THREADS);
   lw_batch *first = next_batch(loader), *second = next_batch(loader);
   threads_share_a_batch(second);
   every_token_is_that_of_its_document(first);

@@ -387,7 +387,7 @@ static void child(void *loader) {
 }
 
 static void a_forked_child_is_told_and_can_have_its_own(void) {
-  lw_loader *loader = open_rank(ENDLESS_RECIPE, 0, 1, 2);
+  lw_loader *loader = open_rank(ENDLESS_RECIPE, 0, 1, FORKING_THREADS);
   run(&loader, 1, 0, 2);
   in_child(child, loader);
   run(&loader, 1, 2, 4);
