@@ -23,6 +23,7 @@ use super::sync::{AtomicU32, AtomicU64, Ordering, fence};
 use crate::base::{Error, Result, Status};
 use crate::os::futex;
 use crate::os::memory::{self, Mapping, PAGE};
+use crate::os::process;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,6 +67,8 @@ struct Word32(AtomicU32);
 struct Front {
     magic: AtomicU64,
     slot_bytes: AtomicU64,
+    /// A random name.
+    id: AtomicU64,
     /// Batches published.
     head: Word64,
     /// Rung after a batch for those who sleep.
@@ -107,6 +110,7 @@ impl Ring {
         for seat in &ring.front().seats {
             seat.cursor.store(NOBODY, Ordering::Relaxed);
         }
+        ring.front().id.store(process::random_u128() as u64, Ordering::Relaxed);
         ring.front().slot_bytes.store(slot_bytes as u64, Ordering::Relaxed);
         ring.front().magic.store(MAGIC, Ordering::Release);
         Ok((Arc::new(ring), fd))
@@ -138,6 +142,11 @@ impl Ring {
     fn slot_at(&self, slot: u32) -> usize {
         assert!((slot as usize) < SLOTS, "slot {slot}");
         SLOTS_AT + slot as usize * self.slot_bytes
+    }
+
+    /// Its name: random.
+    pub fn id(&self) -> u64 {
+        self.front().id.load(Ordering::Relaxed)
     }
 
     /// Peers that have not come yet.
@@ -417,9 +426,9 @@ impl<K: Send + Sync + 'static> Peer<K> {
         &self.seat.ring
     }
 
-    /// The number of the next batch.
-    pub fn next(&self) -> u64 {
-        self.next
+    /// Whether this is that seat of that ring.
+    pub fn is_at(&self, ring: &Ring, seat: u32) -> bool {
+        self.seat.ring.id() == ring.id() && self.seat.seat == seat as usize
     }
 
     /// Goes on at another batch, as the server has just agreed to.
