@@ -43,7 +43,7 @@ mod parts;
 mod verify;
 
 use crate::base::{Error, Result, Status};
-use crate::pipeline::{Batch, BatchRow, BatchShape, Buffers, Engine, Function, LaneCounts, LaneStart, RunPlan, Tuning, Windows};
+use crate::pipeline::{Batch, BatchRow, BatchShape, Buffers, Engine, Function, LaneCounts, LaneStart, OperatorMaker, RunPlan, Tuning, Windows};
 use crate::plan::{BatchSchedule, RankLanes, SourcePlan, Span};
 use crate::recipe::{Exhausted, Recipe};
 use deal::Place;
@@ -104,7 +104,12 @@ impl Loader {
     /// Opens datasets and tokenizer. What has to be indexed is indexed first, and a stream that ends is counted when its
     /// first row, its steps or its length are asked for.
     pub fn open(recipe: Recipe, options: Options, functions: &[Function]) -> Result<Loader> {
-        let parts = Parts::open(recipe, &options, functions)?;
+        Loader::open_with(recipe, options, functions, &[])
+    }
+
+    /// The same, with operators between documents and rows, whose names the recipe lists behind those of functions.
+    pub fn open_with(recipe: Recipe, options: Options, functions: &[Function], operators: &[OperatorMaker]) -> Result<Loader> {
+        let parts = Parts::open_with(recipe, &options, functions, operators)?;
         Loader::assemble(parts, options)
     }
 
@@ -124,7 +129,7 @@ impl Loader {
         let windows = Windows::new(recipe.shuffle.buffer_size, schedule.lanes());
         let sources = Arc::new(sources);
         let plan = Arc::new(run_plan(&parts, &sources, &windows, &schedule, &[])?);
-        let marks = rank.lanes.clone().map(|lane| (plan.first_anchor(lane), 0)).collect();
+        let marks = rank.lanes.clone().map(|lane| Ok((plan.first_anchor(lane)?, 0))).collect::<Result<_>>()?;
         Ok(Loader {
             parts,
             options,

@@ -89,7 +89,7 @@ impl Loader {
         };
         let behind = step < self.step || (step == self.step && self.microbatch > 0);
         let marks = match (behind, &self.marks) {
-            (true, _) => self.rank.lanes.clone().map(|lane| (self.plan.first_anchor(lane), 0)).collect(),
+            (true, _) => self.rank.lanes.clone().map(|lane| Ok((self.plan.first_anchor(lane)?, 0))).collect::<Result<_>>()?,
             (false, marks) => marks.clone(),
         };
         let work: Arc<dyn Work> = match outline {
@@ -188,7 +188,10 @@ pub(super) fn run_to(
     let engine = Engine::new(plan.clone(), work, starts, Tuning { rows_ahead: 0, ..tuning })?;
     let mut marks: Vec<(Arc<[u8]>, u64)> = Vec::with_capacity(starts.len());
     for start in starts {
-        marks.push(start.anchor.clone().unwrap_or_else(|| (plan.first_anchor(start.lane), 0)));
+        marks.push(match &start.anchor {
+            Some(mark) => mark.clone(),
+            None => (plan.first_anchor(start.lane)?, 0),
+        });
     }
     let first = (0..starts.len()).map(|slot| engine.delivered(slot)).collect::<Result<Vec<_>>>()?.into_iter().min().unwrap_or(to);
     let mut at = first;

@@ -42,7 +42,7 @@ pub use checkpoint::{Checkpoint, DataIdentity, Meta, VERSION, WithinStep};
 pub use engine::{Engine, Tuning};
 pub use lane::{LaneCounts, LaneRow};
 pub use map::{Function, TextFunction};
-pub use operator::{Operator, OperatorMaker};
+pub use operator::{MOST_STATE, Operator, OperatorMaker};
 pub use pack::{Packer, Piece, Row, Tokens};
 pub use run::{LaneStart, RunPlan};
 pub use shuffle::Windows;
