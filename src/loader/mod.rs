@@ -23,8 +23,13 @@
 //! | `lengths` | tokens of every document, counted once |
 //! | `finite`, `deal` | streams that end: counted, and dealt into equal steps |
 //! | `guest` | rows of another rank's lane, where one ran dry |
+//! | `node` | the pipelines of a node's ranks in one process, their batches read where they lie |
+//! | `any` | either kind of loader, as one |
+//! | `about` | what a loader is, as JSON |
 //! | `verify`, `inspect`, `explain` | the promise proven, a row looked into, a plan in words |
 
+pub mod about;
+mod any;
 mod deal;
 mod explain;
 mod finite;
@@ -32,6 +37,7 @@ mod guest;
 mod inspect;
 mod lengths;
 mod moves;
+pub mod node;
 mod options;
 mod parts;
 mod verify;
@@ -48,6 +54,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+pub use any::AnyLoader;
 pub use explain::explain;
 pub use inspect::{InspectedPiece, InspectedRow, inspect};
 pub use lengths::{Lengths, LengthsWork};
@@ -239,7 +246,8 @@ impl Loader {
         }
     }
 
-    fn shape(&self) -> BatchShape {
+    /// What all of its batches have in common.
+    pub fn shape(&self) -> BatchShape {
         let pack = &self.parts.recipe.pack;
         BatchShape { length: pack.max_length as usize, pad_token_id: self.parts.pad_token_id, labels_across_documents: pack.labels_across_documents }
     }
