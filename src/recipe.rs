@@ -442,7 +442,10 @@ impl Recipe {
         let fits = matches!(pack.algorithm, Algorithm::FirstFit | Algorithm::BestFit);
         for (field, set) in [("min_sequence_length", pack.min_sequence_length != 1), ("flush_strategy", pack.flush_strategy != FlushStrategy::Fifo)] {
             if set && !fits {
-                return Err(Error::invalid(format!("pack.{field} belongs to first_fit and best_fit, not to {}; leave it out", pack.algorithm.name())));
+                return Err(Error::invalid(format!(
+                    "pack.{field} belongs to first_fit and best_fit, not to {}; leave it out",
+                    pack.algorithm.name()
+                )));
             }
         }
         self.check_groups()?;
