@@ -22,24 +22,28 @@ STAGES = [(2, 4), (1, 8), (4, 12)]  # ranks, and the step to stop before
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("titan-elastic"))
-    folder = parser.parse_args().folder.resolve()
+    return play(parser.parse_args().folder.resolve(), HERE / "rank.py")
+
+
+def play(folder: Path, program: Path) -> int:
+    """The steady run and the stages of the changing one; the exit status."""
     last = STAGES[-1][1]
     for name in ("steady", "changing"):
         shutil.rmtree(folder / name, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
-    torchrun(folder, "steady", 2, last)
+    torchrun(program, folder, "steady", 2, last)
     steady = steps_of(folder / "steady")
     for ranks, until in STAGES:
-        torchrun(folder, "changing", ranks, until)
+        torchrun(program, folder, "changing", ranks, until)
     return compare(steady, steps_of(folder / "changing"), last)
 
 
-def torchrun(folder: Path, name: str, ranks: int, until: int) -> None:
+def torchrun(program: Path, folder: Path, name: str, ranks: int, until: int) -> None:
     print(f"{name}: {ranks} rank{'s' * (ranks != 1)}, until step {until}", flush=True)
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     arguments = [str(folder / name), "--data", str(folder / "data"), "--until", str(until)]
     with open(folder / "output.log", "a") as log:
-        done = subprocess.run([sys.executable, *launcher, str(HERE / "rank.py"), *arguments], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        done = subprocess.run([sys.executable, *launcher, str(program), *arguments], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
     if done.returncode:
         sys.exit(f"elastic_resume: that ended with status {done.returncode}: see {log.name}")
 
