@@ -132,7 +132,8 @@ class NodeLoader(Loader):
         words += ["--peers", str(tuning.peers), "--slots", str(self._slots), "--prefetch", str(tuning.prefetch)]
         words += [] if tuning.threads is None else ["--threads", str(tuning.threads)]
         words += [] if tuning.cache_dir is None else ["--cache", tuning.cache_dir]
-        words += ["--local-ranks", os.environ["LOCAL_WORLD_SIZE"]] if os.environ.get("LOCAL_WORLD_SIZE", "").isdigit() else []
+        processes = os.environ.get("LOCAL_WORLD_SIZE", "")
+        words += ["--local-ranks", str(max(1, int(processes) // tuning.peers))] if processes.isdigit() else []
         done = subprocess.run(words, input=self._recipe.to_toml(), text=True, stderr=subprocess.PIPE, check=False)
         if done.returncode not in (0, _IN_USE):
             raise LanewayError(f"{program} did not start a node loader: {done.stderr.strip()}")
