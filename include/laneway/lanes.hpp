@@ -273,6 +273,9 @@ class Loader {
     for (auto& one : operating) one.release();
   }
 
+  // Owns a handle that the library gave.
+  explicit Loader(lw_loader* handle) noexcept : handle_(handle) {}
+
   // The next batch, nothing after the last. Throws LW_TIMEOUT if the deadline passed first: call again.
   std::optional<Batch> next(Deadline deadline = never) const {
     lw_batch* batch = nullptr;
