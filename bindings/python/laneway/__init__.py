@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import io, work
 from ._functions import Function
+from ._operators import Operator, SampleMeta, SampleRecord
 from ._version import __version__
 from .batch import Batch, global_hash
 from .batch_config import BatchConfig, TensorSpec
@@ -48,8 +49,11 @@ __all__ = [
     "GenerationValue",
     "LanewayError",
     "Loader",
+    "Operator",
     "Pipeline",
     "Recipe",
+    "SampleMeta",
+    "SampleRecord",
     "SampleRef",
     "StudentClient",
     "Task",

@@ -16,6 +16,7 @@ import numpy as np
 
 from . import _native, _structs
 from ._functions import Function
+from ._operators import Operator
 from ._process import LOADERS, at_exit
 from .batch import Batch, _Native
 from .errors import Forked, Status
@@ -43,13 +44,21 @@ class OpenLoader:
     """An open loader of this process. Any thread may call any method."""
 
     def __init__(
-        self, recipe: Recipe, rank: int, ranks: int, tuning: Tuning, functions: list[Function], progress: ProgressFn | bool | str | None
+        self,
+        recipe: Recipe,
+        rank: int,
+        ranks: int,
+        tuning: Tuning,
+        functions: list[Function],
+        operators: list[Operator],
+        progress: ProgressFn | bool | str | None,
     ) -> None:
         self.pid = os.getpid()
         self._watch = _Watch(progress)
         # What the library calls must live as long as it may call, and must not keep this object.
         self._progress = _structs.Progress(self._watch.tell)
         self._tables = [f.table() for f in functions]
+        self._operators = [o.table() for o in operators]
         self._lib = _native.lib()
         self._next = self._lib.lw_loader_next
         self._handle = 0
@@ -69,6 +78,8 @@ class OpenLoader:
         c.memory_budget, c.task_bytes = tuning.memory_budget, tuning.task_bytes
         tables = (ctypes.POINTER(_structs.FunctionTable) * max(1, len(self._tables)))(*[ctypes.pointer(t) for t in self._tables])
         c.functions, c.function_count = tables, len(self._tables)
+        operators = (ctypes.POINTER(_structs.OperatorTable) * max(1, len(self._operators)))(*[ctypes.pointer(t) for t in self._operators])
+        c.operators, c.operator_count = operators, len(self._operators)
         c.progress = self._progress
         out = c_void_p()
         _native.check(self._lib.lw_loader_open(recipe._handle, ctypes.byref(c), ctypes.byref(out)))
