@@ -35,4 +35,4 @@ def executable(messages: str, name: str) -> Path:
 @functools.cache
 def bench(name: str) -> Path:
     """The program of `benches/{name}.rs`."""
-    return executable(cargo("bench", "--locked", "--bench", name, "--no-run", "--message-format=json"), name)
+    return executable(cargo("build", "--release", "--locked", "--bench", name, "--message-format=json"), name)

@@ -41,6 +41,9 @@ class Peer:
     rounds: int | None = None
     """Measured in the first so many rounds only."""
 
+    missing: str | None = None
+    """Why it cannot be started."""
+
 
 @dataclass
 class Result:
@@ -164,6 +167,9 @@ def running(peers: Sequence[Peer]) -> Iterator[list[Session | Result]]:
     with contextlib.ExitStack() as stack:
         started: list[Session | Result] = []
         for peer in peers:
+            if peer.missing is not None:
+                started.append(Result(peer.title, failure=peer.missing))
+                continue
             try:
                 session = Session(peer)
             except PeerFailed as failure:

@@ -29,12 +29,13 @@ def measure(plan: Plan) -> list[Row]:
             program: Path | NotBuilt = bench("lanes")
         except NotBuilt as error:
             program = error
-        return [_pipeline(plan, text, folder, program), _threads(plan, text, folder, program), _many(plan, text, folder)]
+        return [_pipeline(plan, text, folder, program), _kinds(plan, text, folder, program), _threads(plan, text, folder, program), _many(plan, text, folder)]
 
 
 def native(title: str, program: Path | NotBuilt, *words: object) -> Peer:
-    """A mode of benches/lanes.rs. If it was not built, a peer that says why."""
-    return Peer(title, "lanes_native", {"program": program, "words": "\t".join(map(str, words))})
+    """A mode of benches/lanes.rs."""
+    missing = str(program) if isinstance(program, NotBuilt) else None
+    return Peer(title, "lanes_native", {"program": program, "words": "\t".join(map(str, words))}, missing=missing)
 
 
 def _pipeline(plan: Plan, text: Corpus, folder: Path, program: Path | NotBuilt) -> Row:
@@ -62,6 +63,24 @@ def _pipeline(plan: Plan, text: Corpus, folder: Path, program: Path | NotBuilt) 
         Aim.at_least("tokens per CPU-second of the engine alone", times(results, ENGINE, OURS, "cpus"), 0.8),
     ]
     row.notes = ["'laneway is' compares tokens per CPU-second, of all processes; what a peer spends outside its loader's process tree is not seen"]
+    return row
+
+
+def _kinds(plan: Plan, text: Corpus, folder: Path, program: Path | NotBuilt) -> Row:
+    title = "lanes: the same by kind of text, from Rust: the faster the engine encodes, the more everything beside it counts"
+    plan.begin(title)
+    row = Row(title)
+    for file in text.files:
+        kind = folder / file.stem
+        kind.mkdir()
+        alone, whole = f"{file.stem}, engine alone", f"{file.stem}, loader"
+        peers = [native(alone, program, "engine", text.tokenizer, file), native(whole, program, "loader", text.recipe(kind, file), 1, 8)]
+        results = plan.interleave(peers)
+        row.lines += lines(results)
+        row.raw |= raw(results)
+        share = times(results, alone, whole, "cpus")
+        if share is not None:
+            row.lines[-1].figures["of the engine"] = share
     return row
 
 

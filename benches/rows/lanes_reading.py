@@ -13,7 +13,7 @@ from harness.plan import Plan
 from harness.report import Aim, Line, Row
 from rows.lanes_state import run
 
-COPIES, TIMES = 10, 5
+COPIES, TIMES = 20, 5
 
 
 def measure(plan: Plan) -> list[Row]:
