@@ -283,8 +283,7 @@ pub unsafe extern "C" fn lw_worker_dlpack(
 pub unsafe extern "C" fn lw_worker_write(worker: *const lw_worker, task: *const lw_task, data: *const c_void, len: usize) -> lw_status {
     guard(|| {
         // SAFETY: the caller promises a valid handle and task, and `len` readable bytes.
-        let (worker, task, data) =
-            unsafe { (arg::object(worker, "worker")?, arg::object(task, "task")?, arg::slice(data.cast::<u8>(), len, "data")?) };
+        let (worker, task, data) = unsafe { (arg::object(worker, "worker")?, arg::object(task, "task")?, arg::slice(data.cast::<u8>(), len, "data")?) };
         worker.worker.write(task.id, data)
     })
 }

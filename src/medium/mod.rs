@@ -193,8 +193,7 @@ pub trait Medium: Send + Sync {
         if stream.is_none() {
             return Ok(());
         }
-        let message =
-            format!("a stream was given, but samples of medium '{}' lie in host memory: synchronize the stream and pass none (NULL)", self.kind());
+        let message = format!("a stream was given, but samples of medium '{}' lie in host memory: synchronize the stream and pass none (NULL)", self.kind());
         Err(Error::new(Status::Unsupported, message))
     }
 }

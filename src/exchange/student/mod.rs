@@ -474,12 +474,9 @@ impl Drop for Inner {
         }
         // Freeing a device's memory while another process has it open is undefined.
         let end = clock::after(DETACH_PATIENCE);
-        while let Some((_, worker)) = self
-            .seats
-            .snapshot()
-            .into_iter()
-            .find(|(seat, o)| self.segment.seats()[*seat as usize].state() == SeatState::Taken && !process::has_died(o.pidfd.as_fd()))
-        {
+        while let Some((_, worker)) = self.seats.snapshot().into_iter().find(|(seat, o)| {
+            self.segment.seats()[*seat as usize].state() == SeatState::Taken && !process::has_died(o.pidfd.as_fd())
+        }) {
             if clock::left(end).is_zero() {
                 tracing::warn!("{} still has this student's device memory open: it stays until this process ends", worker.label);
                 self.medium.keep();

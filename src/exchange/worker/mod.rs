@@ -54,16 +54,7 @@ pub struct WorkerOptions {
 impl WorkerOptions {
     /// Options with every default: batches of one, adaptive spinning.
     pub fn new(endpoints: Endpoints) -> WorkerOptions {
-        WorkerOptions {
-            endpoints,
-            worker_id: None,
-            layout: None,
-            slot_size: 0,
-            batch_size: 1,
-            attach: Vec::new(),
-            device: None,
-            spin_us: spin::ADAPTIVE,
-        }
+        WorkerOptions { endpoints, worker_id: None, layout: None, slot_size: 0, batch_size: 1, attach: Vec::new(), device: None, spin_us: spin::ADAPTIVE }
     }
 
     fn slot_size(&self) -> Result<u64> {
@@ -336,8 +327,7 @@ impl Inner {
             return Ok(());
         }
         let label = student.label();
-        let attachment =
-            Attachment::open(student, seat, segment, pidfd, payload, self.uuid.0, self.slot_size, &self.options.attach, self.options.device)?;
+        let attachment = Attachment::open(student, seat, segment, pidfd, payload, self.uuid.0, self.slot_size, &self.options.attach, self.options.device)?;
         tracing::info!(seat, "attached to {label}");
         attachments.push(Arc::new(attachment));
         self.epoch.fetch_add(1, Ordering::Release);
