@@ -30,7 +30,7 @@ test: setup ## every test; SUITES="c python" runs some of them (scripts/run_test
 expected: setup ## every test, and their numbers written to tests/expected.txt
 	@$(PYTHON) scripts/run_tests.py --bless $(SUITES)
 
-bench: setup ## beside softs, multiprocessing and memcpy
+bench: setup ## beside softs, multiprocessing, memcpy, zephon, grain and the bare tokenizer
 	@$(PYTHON) benches/run.py
 
 wheel: setup ## build/dist/laneway-*.whl
