@@ -42,9 +42,14 @@ pub mod operator;
 
 pub mod loader;
 
+pub mod server;
+
+pub mod connect;
+
 pub mod state;
 
 mod callback_medium;
 mod dlpack;
 mod home;
 mod open_tasks;
+mod opened;

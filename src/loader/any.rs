@@ -2,7 +2,7 @@
 
 use super::about::{self, About};
 use super::node::NodeLoader;
-use super::{Loader, Parts};
+use super::Loader;
 use crate::base::Result;
 use crate::pipeline::{Batch, Checkpoint};
 use crate::plan::BatchSchedule;
@@ -91,14 +91,6 @@ impl AnyLoader {
         }
     }
 
-    /// Data and work, if they are in this process.
-    pub fn parts(&self) -> Option<&Parts> {
-        match self {
-            AnyLoader::Own(loader) => Some(loader.parts()),
-            AnyLoader::Node(_) => None,
-        }
-    }
-
     /// What it is at its next step.
     pub fn info(&self) -> Value {
         match self {
@@ -121,17 +113,5 @@ impl AnyLoader {
             AnyLoader::Own(loader) => Ok(loader.explain()),
             AnyLoader::Node(loader) => loader.explain(),
         }
-    }
-
-    /// Opens data and tokenizer here, to look into, if they are not.
-    pub fn open_parts(&self, mut tuning: super::Options) -> Result<Parts> {
-        if let Some(parts) = self.parts() {
-            return Ok(parts.clone());
-        }
-        tuning.progress = None;
-        let mut recipe = self.recipe().clone();
-        // Text and places are wanted, not tokens.
-        recipe.functions.clear();
-        Parts::open(recipe, &tuning, &[])
     }
 }
