@@ -107,7 +107,7 @@ fn unsafe_lives_where_it_is_allowed() {
 }
 
 /// Bodies that cannot panic and must do without the guard, since they run in signal handlers or read one field.
-const BARE: [&str; 26] = [
+const BARE: [&str; 28] = [
     "lw_status_name",
     "lw_last_error",
     "lw_abi_version",
@@ -131,6 +131,8 @@ const BARE: [&str; 26] = [
     "lw_batch_retain",
     "lw_function_table_init",
     "lw_loader_options_init",
+    "lw_connect_options_init",
+    "lw_server_options_init",
     "lw_loader_recipe",
     "lw_loader_dataset",
     "lw_loader_cancel",

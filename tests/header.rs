@@ -7,7 +7,8 @@ use std::{env, fs};
 
 /// The nouns in reading order: each file's section may use the types of those before it.
 const NOUNS: [&str; 15] = [
-    "status", "version", "log", "layout", "medium", "broker", "student", "worker", "dataset", "recipe", "batch", "function", "operator", "loader", "state",
+    "status", "version", "log", "layout", "medium", "broker", "student", "worker", "dataset", "recipe", "batch", "function", "operator", "loader",
+    "state",
 ];
 
 const TOP: &str = include_str!("header/top.h");

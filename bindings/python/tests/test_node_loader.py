@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import time
 from itertools import pairwise
@@ -237,6 +238,28 @@ def test_what_does_not_fit_is_refused_by_its_name(node, lanes, lanes_folder):
     with pytest.raises(errors.NotFound, match="no state of lane 4"):
         next(stranger)
     assert next(first).step == 11, "and nothing of it disturbed anybody"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_another_user_does_not_get_in_even_where_the_directory_lets_it(node, lanes):
+    serve(node, lanes)
+    path = node.folder / "node-default.sock"
+    node.folder.chmod(0o755)
+    path.chmod(0o777)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setuid(65534)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+                connection.settimeout(20)
+                connection.connect(str(path))
+                code = 0 if b"belongs to another user" in connection.recv(4096) and connection.recv(4096) == b"" else 2
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    node.folder.chmod(0o700)
+    assert next(NodeLoader(lanes, framework="numpy")).step == 0
 
 
 def test_functions_are_served_by_a_server_of_ones_own(node, lanes, lanes_folder):

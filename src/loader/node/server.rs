@@ -177,7 +177,8 @@ impl Server {
         let mut options = options;
         options.loader.progress = Some(told(options.loader.progress.clone(), connections.clone()));
         let parts = Parts::open_with(recipe, &options.loader, functions, operators)?;
-        let description = Description { recipe: parts.recipe.to_toml(), cache_dir: options.loader.cache_dir.clone(), about: About::of(&parts) };
+        let cache_dir = options.loader.cache_dir.as_ref().map(std::path::absolute).transpose().map_err(|e| Error::io("cache_dir", e))?;
+        let description = Description { recipe: parts.recipe.to_toml(), cache_dir, about: About::of(&parts) };
         let shared = Arc::new(Shared {
             options,
             agreement: Agreement::default(),
