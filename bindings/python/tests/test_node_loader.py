@@ -291,25 +291,26 @@ def test_a_server_that_is_killed_again_and_again_costs_no_peer_a_batch(node, lan
 
 
 def test_peers_that_are_killed_harm_nobody_and_come_back_to_their_place(node, lanes):
-    want, _ = expected(lanes, batches=400)
+    want, _ = expected(lanes, batches=200)
     serve(node, lanes, "--threads", "1")
-    steady = peer(node, lanes, batches=400, pause_s=0.005)
-    wait_until(lambda: len(said(steady)) > 2, "the first batches")
+    steady, found = NodeLoader(lanes, framework="numpy"), []
+
+    def read(count):
+        for _ in range(count):
+            batch = steady.next(60)
+            found.append([batch.step, batch.microbatch, batch.hashes.tolist()])
+
     chance = random.Random(6)
-    while steady.poll() is None:
-        # Each joins where the steady one is about, and dies holding what it holds.
-        step = max(0, len(said(steady)) - 1)
-        victim = peer(node, lanes, batches=100_000, state=expected(lanes, batches=step)[1])
-        time.sleep(chance.uniform(0.05, 0.3))
+    for _ in range(10):
+        read(5)
+        # Each joins where the steady one is, and dies somewhere on the way: as it starts, as it reads, as it waits for the steady one.
+        victim = peer(node, lanes, batches=100_000, state=steady.state_dict())
+        time.sleep(chance.uniform(0.05, 1.0))
         victim.send_signal(signal.SIGKILL)
         victim.wait()
-    *batches, last = said(steady)
-    if steady.returncode == 0:
-        assert batches == want
-    else:
-        # The one allowed end: a victim was too late for the place, and moved the rank.
-        assert "was moved to step" in steady.log.read_text()
-        assert said(steady) == want[: len(said(steady))]
+        read(10)
+        assert all(line in want for line in said(victim))
+    assert found == want[: len(found)]
 
 
 def test_a_rank_that_dies_alone_comes_back_with_its_state(node, lanes):
