@@ -124,9 +124,13 @@ class Swap : public laneway::LaneOperator {
   explicit Swap(std::shared_ptr<int> counted) : counted_(std::move(counted)) {}
   void push(const lw_piece& piece, laneway::Pieces& pieces) override {
     if (piece.document == 13) throw std::runtime_error("thirteen");
-    if (!held_) return pieces.hold(piece), held_ = piece.number, void();
-    pieces.emit(piece);
-    flush(pieces);
+    if (held_) {
+      pieces.emit(piece);
+      flush(pieces);
+    } else {
+      pieces.hold(piece);
+      held_ = piece.number;
+    }
   }
   void flush(laneway::Pieces& pieces) override {
     if (!held_) return;

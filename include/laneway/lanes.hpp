@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -374,7 +375,9 @@ class Loader {
     table.drop = [](void* user) { delete static_cast<Operator*>(user); };
     table.open = [](void* user, std::uint32_t number, void** state) {
       return guarded([&] {
-        *state = new Lane{static_cast<Operator*>(user)->open(number), {}};
+        auto made = static_cast<Operator*>(user)->open(number);
+        if (!made) throw std::logic_error("open made no state");
+        *state = new Lane{std::move(made), {}};
         return 0;
       });
     };

@@ -137,7 +137,8 @@ pub unsafe extern "C" fn lw_pieces_emit(pieces: *mut lw_pieces, number: u64, sta
         let pieces = unsafe { pieces.as_mut() }.ok_or_else(|| arg::null("pieces"))?;
         let piece = pieces.find(number)?;
         let end = start.checked_add(length).filter(|end| *end <= piece.len && length > 0);
-        let end = end.ok_or_else(|| Error::invalid(format!("{length} tokens from {start} on are no part of piece {number}, which has {}", piece.len)))?;
+        let end =
+            end.ok_or_else(|| Error::invalid(format!("{length} tokens from {start} on are no part of piece {number}, which has {}", piece.len)))?;
         let part = piece.part(start..end);
         pieces.emitted.push(part);
         Ok(())
@@ -361,8 +362,10 @@ impl Operator for InC {
         set_message("");
         // SAFETY: as in `push`; `bytes` and `len` are writable.
         let code = unsafe { save(self.calls.owner.user(), state, &raw mut self.pieces, &raw mut bytes, &raw mut len) };
-        self.pieces.emitted.clear();
         done(code)?;
+        if !std::mem::take(&mut self.pieces.emitted).is_empty() {
+            return Err(Error::invalid("save must not hand on pieces; push and flush do"));
+        }
         // SAFETY: whoever filled the table promised `len` bytes there until the state's next call, which `&mut self` keeps away.
         Ok(unsafe { arg::slice(bytes.cast::<u8>(), len, "bytes") }?.to_vec())
     }
@@ -384,15 +387,7 @@ impl Operator for InC {
         set_message("");
         // SAFETY: as in `push`; `saved` and `described` outlive the call.
         let code = unsafe {
-            load(
-                self.calls.owner.user(),
-                state,
-                saved.as_ptr().cast::<c_void>(),
-                saved.len(),
-                described.as_ptr(),
-                described.len(),
-                &raw mut *pieces,
-            )
+            load(self.calls.owner.user(), state, saved.as_ptr().cast::<c_void>(), saved.len(), described.as_ptr(), described.len(), &raw mut *pieces)
         };
         pieces.loading = false;
         done(code)?;
