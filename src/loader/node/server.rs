@@ -84,8 +84,8 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// A rank's pipeline, at the beginning.
-    pub fn assemble(&self, rank: u32, shape: &Shape) -> Result<Loader> {
+    /// A rank's pipeline, at the beginning. `stop` ends what takes long.
+    pub fn assemble(&self, rank: u32, shape: &Shape, stop: &Stop) -> Result<Loader> {
         let local = self.options.local_ranks.unwrap_or(shape.ranks).max(1) as usize;
         let threads = self.options.loader.threads.div_ceil(local);
         let mine = Options {
@@ -94,6 +94,7 @@ impl Shared {
             microbatch_size: shape.microbatch_size,
             uneven: shape.uneven,
             threads,
+            stop: stop.clone(),
             ..self.options.loader.clone()
         };
         Loader::assemble(self.parts.clone(), mine)
@@ -306,15 +307,14 @@ impl Keeper {
 
     fn end_feeds(&mut self) {
         self.feeds.values().for_each(|(inbox, _)| inbox.stop());
-        for (_, (_, thread)) in std::mem::take(&mut self.feeds) {
+        for (_, (inbox, thread)) in std::mem::take(&mut self.feeds) {
             while !thread.is_finished() {
                 // Counting, and seeking, end at the next look.
-                self.shared.options.loader.stop.set();
+                inbox.interrupt();
                 std::thread::sleep(Duration::from_millis(2));
             }
             let _ = thread.join();
         }
-        let _ = self.shared.options.loader.stop.check();
     }
 
     fn accept(&mut self) {
