@@ -22,6 +22,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import io, work
+from ._device import DeviceTensor
 from ._functions import Function
 from ._version import __version__
 from .batch import Batch, global_hash
@@ -43,6 +44,7 @@ __all__ = [
     "BatchConfig",
     "Broker",
     "BrokerStats",
+    "DeviceTensor",
     "DistillIterableDataset",
     "Function",
     "GenerationValue",
