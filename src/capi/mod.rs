@@ -36,10 +36,20 @@ pub mod recipe;
 
 pub mod batch;
 
+pub mod function;
+
+pub mod operator;
+
 pub mod loader;
+
+pub mod server;
+
+pub mod connect;
+
+pub mod state;
 
 mod callback_medium;
 mod dlpack;
-mod functions;
 mod home;
 mod open_tasks;
+mod opened;
