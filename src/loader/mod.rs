@@ -23,6 +23,7 @@
 //! | `lengths` | tokens of every document, counted once |
 //! | `finite`, `deal` | streams that end: counted, and dealt into equal steps |
 //! | `guest` | rows of another rank's lane, where one ran dry |
+//! | `rows` | any row by its ticket, for workers that make their own inputs |
 //! | `verify`, `inspect`, `explain` | the promise proven, a row looked into, a plan in words |
 
 mod deal;
@@ -34,6 +35,7 @@ mod lengths;
 mod moves;
 mod options;
 mod parts;
+mod rows;
 mod verify;
 
 use crate::base::{Error, Result, Status};
@@ -53,6 +55,7 @@ pub use inspect::{InspectedPiece, InspectedRow, inspect};
 pub use lengths::{Lengths, LengthsWork};
 pub use options::{Options, Progress, ProgressFn};
 pub use parts::{Parts, Source};
+pub use rows::Rows;
 pub use verify::{Verified, VerifyOptions, VerifyRun, verify};
 
 /// What a loader has done since it was opened or restored.

@@ -21,8 +21,7 @@ impl Loader {
     /// by name, whatever would give other rows.
     pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<()> {
         let was = &checkpoint.meta;
-        let paths: Vec<Vec<String>> = self.parts.sources.iter().map(|s| s.paths.clone()).collect();
-        was.check(&self.meta(), &paths)?;
+        was.check(&self.meta(), &self.paths())?;
         if let Some(within) = was.within {
             let (size, ranks) = (self.rank.microbatch(), self.options.ranks);
             if within.size != size || within.ranks != ranks {
@@ -95,7 +94,13 @@ impl Loader {
         Ok(())
     }
 
-    fn meta(&self) -> Meta {
+    /// Each dataset's files, for messages.
+    pub(super) fn paths(&self) -> Vec<Vec<String>> {
+        self.parts.sources.iter().map(|s| s.paths.clone()).collect()
+    }
+
+    /// What the state of lanes belongs to.
+    pub(super) fn meta(&self) -> Meta {
         let within =
             (self.microbatch > 0).then_some(WithinStep { microbatch: self.microbatch, size: self.rank.microbatch(), ranks: self.options.ranks });
         Meta {

@@ -47,10 +47,10 @@ impl DataIdentity {
         (part * count / parts) as usize..((part + 1) * count / parts) as usize
     }
 
-    /// An error that says where the data now differs from what it was; `paths` are those of now.
-    pub fn check(&self, now: &DataIdentity, paths: &[String]) -> Result<()> {
+    /// Where the data now differs from what it was; `paths` are those of now.
+    fn difference(&self, now: &DataIdentity, paths: &[String]) -> Option<String> {
         if self.fingerprint == now.fingerprint {
-            return Ok(());
+            return None;
         }
         let what = if self.shards != now.shards {
             format!("it had {} files and now has {}", self.shards, now.shards)
@@ -65,7 +65,7 @@ impl DataIdentity {
                 None => "its files differ".into(),
             }
         };
-        Err(refused(format!("dataset '{}' is not what it was: {what}", self.name)))
+        Some(format!("dataset '{}' is not what it was: {what}", self.name))
     }
 }
 
@@ -106,19 +106,22 @@ pub struct Meta {
 impl Meta {
     /// An error, naming the first thing that differs, unless a run described by `now` may go on from `self`.
     pub fn check(&self, now: &Meta, paths: &[Vec<String>]) -> Result<()> {
+        match self.difference(now, paths) {
+            None => Ok(()),
+            Some(what) => Err(refused(what)),
+        }
+    }
+
+    /// The first thing by which rows of `now` would not be rows of `self`; `paths` are the files of now.
+    pub fn difference(&self, now: &Meta, paths: &[Vec<String>]) -> Option<String> {
         let fields = |map: &BTreeMap<String, String>| map.iter().map(|(k, v)| (k.clone(), v.clone())).collect::<Vec<Field>>();
         let (ours, theirs) = (fields(&now.recipe), fields(&self.recipe));
         if let Some((name, ours, theirs)) = difference(&ours, &theirs) {
             let shown = |v: Option<&str>| v.unwrap_or("not there").to_string();
-            return Err(refused(format!("{name} is {} now and was {} when it was saved", shown(ours), shown(theirs))));
+            return Some(format!("{name} is {} now and was {} when it was saved", shown(ours), shown(theirs)));
         }
-        for ((was, now), paths) in self.data.iter().zip(&now.data).zip(paths) {
-            was.check(now, paths)?;
-        }
-        if self.tokenizer != now.tokenizer {
-            return Err(refused("the tokenizer's file is not what it was (tokenizer.path)".into()));
-        }
-        Ok(())
+        let changed = self.data.iter().zip(&now.data).zip(paths).find_map(|((was, now), paths)| was.difference(now, paths));
+        changed.or_else(|| (self.tokenizer != now.tokenizer).then(|| "the tokenizer's file is not what it was (tokenizer.path)".into()))
     }
 }
 
