@@ -118,6 +118,17 @@ void functions_are_called_and_freed_and_may_throw() {
   CHECK(error_of([&] { failing.next(); }).status() == LW_CLOSED);
 }
 
+void rows_come_by_their_tickets() {
+  const laneway::Loader loader(endless());
+  const laneway::Rows rows(endless());
+  std::vector<std::uint64_t> hashes;
+  for (int step = 0; step < 3; ++step) hashes = loader.next()->row_hashes();
+  const laneway::Batch batch = rows.get({{5, 2}, {1, 2}});
+  CHECK(batch.row_hashes() == (std::vector<std::uint64_t>{hashes[5], hashes[1]}) && batch.layout().get() == nullptr);
+  CHECK(rows.dataset(0).documents() == NEWS_DOCUMENTS && has(error_of([&] { rows.get({{99, 0}}); }), "lanes 0 to 7"));
+  CHECK(error_of([&] { loader.set_model("n", 9); }).status() == LW_UNSUPPORTED);
+}
+
 }  // namespace
 
 int main() {
@@ -127,4 +138,5 @@ int main() {
   a_run_goes_on_with_another_number_of_ranks();
   a_batch_outlives_its_loader();
   functions_are_called_and_freed_and_may_throw();
+  rows_come_by_their_tickets();
 }

@@ -186,7 +186,19 @@ AT(lw_function_table, name, 24);
 AT(lw_function_table, map, 32);
 AT(lw_function_table, filter, 40);
 
-SIZE(lw_loader_options, 96);
+SIZE(lw_generate_options, 80);
+AT(lw_generate_options, struct_size, 0);
+AT(lw_generate_options, endpoints, 8);
+AT(lw_generate_options, group, 40);
+AT(lw_generate_options, connect_ms, 48);
+AT(lw_generate_options, window, 56);
+AT(lw_generate_options, max_workers, 60);
+AT(lw_generate_options, max_attempts, 64);
+AT(lw_generate_options, spin_us, 68);
+AT(lw_generate_options, embedded_broker, 72);
+AT(lw_generate_options, rows_only, 76);
+
+SIZE(lw_loader_options, 104);
 AT(lw_loader_options, struct_size, 0);
 AT(lw_loader_options, rank, 8);
 AT(lw_loader_options, ranks, 12);
@@ -201,6 +213,11 @@ AT(lw_loader_options, functions, 64);
 AT(lw_loader_options, function_count, 72);
 AT(lw_loader_options, progress, 80);
 AT(lw_loader_options, progress_user, 88);
+AT(lw_loader_options, generate, 96);
+
+SIZE(lw_ticket, 16);
+AT(lw_ticket, lane, 0);
+AT(lw_ticket, step, 8);
 
 SIZE(lw_state, 16);
 AT(lw_state, data, 0);

@@ -160,6 +160,8 @@ class Batch {
     check(lw_batch_dlpack(handle_, name.c_str(), &tensor));
     return tensor;
   }
+  // The tensors that teachers made of each row; its handle is NULL if they made none. It belongs to the batch.
+  LayoutRef layout() const noexcept { return LayoutRef(lw_batch_layout(handle_)); }
   std::vector<lw_row> rows() const {
     return detail::items<lw_row>([&](lw_row* rows, std::size_t room, std::size_t* count) { return lw_batch_rows(handle_, rows, room, count); });
   }
@@ -174,6 +176,7 @@ class Batch {
 
  private:
   friend class Loader;
+  friend class Rows;
   explicit Batch(lw_batch* handle) noexcept : handle_(handle) {}
   const lw_batch* handle_;
 };
@@ -190,17 +193,10 @@ struct Function {
   std::function<bool(std::string_view)> filter;
 };
 
-// A rank's part of every global batch, in order.
-class Loader {
- public:
-  // `set` changes the options after their defaults are set.
-  template <class Set = detail::Nothing> explicit Loader(const RecipeRef& recipe, Set set = {}) : Loader(recipe, std::vector<Function>{}, set) {}
-  // With the functions that the recipe names, in any order.
-  template <class Set = detail::Nothing> Loader(const RecipeRef& recipe, std::vector<Function> functions, Set set = {}) {
-    check_abi();
-    std::vector<std::unique_ptr<Function>> owned;
-    std::vector<lw_function_table> tables(functions.size());
-    std::vector<const lw_function_table*> given;
+namespace detail {
+// Functions as the library takes them.
+struct FunctionTables {
+  explicit FunctionTables(std::vector<Function> functions) : tables(functions.size()) {
     for (std::size_t i = 0; i < tables.size(); ++i) {
       owned.push_back(std::make_unique<Function>(std::move(functions[i])));
       lw_function_table_init(&tables[i]);
@@ -209,14 +205,56 @@ class Loader {
       if (owned[i]->filter) tables[i].filter = filter;
       given.push_back(&tables[i]);
     }
+  }
+  // They are the library's from now on.
+  void release() noexcept {
+    for (auto& function : owned) function.release();
+  }
+  static void drop(void* function) { delete static_cast<Function*>(function); }
+  template <class Body> static std::int32_t guarded(Body body) noexcept {
+    try {
+      return body();
+    } catch (const std::exception& error) {
+      lw_set_last_error(error.what(), std::char_traits<char>::length(error.what()));
+    } catch (...) {
+      constexpr std::string_view text = "it threw what is no std::exception";
+      lw_set_last_error(text.data(), text.size());
+    }
+    return -1;
+  }
+  static std::int32_t map(void* function, const char* text, std::size_t length, lw_text* out) {
+    return guarded([&] {
+      const std::string made = static_cast<Function*>(function)->map(std::string_view(text, length));
+      check(lw_text_append(out, made.data(), made.size()));
+      return 0;
+    });
+  }
+  static std::int32_t filter(void* function, const char* text, std::size_t length) {
+    return guarded([&] { return static_cast<Function*>(function)->filter(std::string_view(text, length)) ? 1 : 0; });
+  }
+  std::vector<std::unique_ptr<Function>> owned;
+  std::vector<lw_function_table> tables;
+  std::vector<const lw_function_table*> given;
+};
+}  // namespace detail
+
+// A rank's part of every global batch, in order.
+class Loader {
+ public:
+  // `set` changes the options after their defaults are set.
+  template <class Set = detail::Nothing> explicit Loader(const RecipeRef& recipe, Set set = {}) : Loader(recipe, std::vector<Function>{}, set) {}
+  // With the functions that the recipe names, in any order.
+  template <class Set = detail::Nothing> Loader(const RecipeRef& recipe, std::vector<Function> functions, Set set = {}) {
+    check_abi();
     lw_loader_options options;
     lw_loader_options_init(&options);
-    options.functions = given.data(), options.function_count = given.size();
+    detail::FunctionTables tables(std::move(functions));
+    options.functions = tables.given.data(), options.function_count = tables.given.size();
     set(options);
     lw_loader* handle = nullptr;
     check(lw_loader_open(recipe.get(), &options, &handle));
     handle_.reset(handle);
-    for (auto& function : owned) function.release();  // the loader's, from now on
+    tables.release();
   }
 
   // The next batch, nothing after the last. Throws LW_TIMEOUT if the deadline passed first: call again.
@@ -250,6 +288,10 @@ class Loader {
   void set_mixture(const std::vector<double>& weights, std::uint64_t from_step) const {
     check(lw_loader_set_mixture(get(), weights.data(), weights.size(), from_step));
   }
+  // Teachers make the rows from that step on with another model; `config` is a JSON object.
+  void set_model(std::string_view id, std::uint64_t from_step, std::optional<std::string_view> config = std::nullopt) const {
+    check(lw_loader_set_model(get(), id.data(), id.size(), config ? config->data() : nullptr, config ? config->size() : 0, from_step));
+  }
   // Of the whole stream; nothing if it does not end.
   std::optional<std::uint64_t> steps() const {
     std::uint64_t steps = 0;
@@ -282,29 +324,42 @@ class Loader {
   const lw_loader* get() const noexcept { return handle_.get(); }
 
  private:
-  static void drop(void* function) { delete static_cast<Function*>(function); }
-  template <class Body> static std::int32_t guarded(Body body) noexcept {
-    try {
-      return body();
-    } catch (const std::exception& error) {
-      lw_set_last_error(error.what(), std::char_traits<char>::length(error.what()));
-    } catch (...) {
-      constexpr std::string_view text = "it threw what is no std::exception";
-      lw_set_last_error(text.data(), text.size());
-    }
-    return -1;
-  }
-  static std::int32_t map(void* function, const char* text, std::size_t length, lw_text* out) {
-    return guarded([&] {
-      const std::string made = static_cast<Function*>(function)->map(std::string_view(text, length));
-      check(lw_text_append(out, made.data(), made.size()));
-      return 0;
-    });
-  }
-  static std::int32_t filter(void* function, const char* text, std::size_t length) {
-    return guarded([&] { return static_cast<Function*>(function)->filter(std::string_view(text, length)) ? 1 : 0; });
-  }
   std::unique_ptr<lw_loader, detail::Freed<lw_loader, lw_loader_free>> handle_;
+};
+
+// Any row of a recipe, by its ticket. A worker makes its inputs with it.
+class Rows {
+ public:
+  // `set` changes the options after their defaults are set; those that choose a rank's part stay as they are.
+  template <class Set = detail::Nothing> explicit Rows(const RecipeRef& recipe, std::vector<Function> functions = {}, Set set = {}) {
+    check_abi();
+    detail::FunctionTables tables(std::move(functions));
+    lw_loader_options options;
+    lw_loader_options_init(&options);
+    options.functions = tables.given.data(), options.function_count = tables.given.size();
+    set(options);
+    lw_rows* handle = nullptr;
+    check(lw_rows_open(recipe.get(), &options, &handle));
+    handle_.reset(handle);
+    tables.release();
+  }
+  Batch get(const std::vector<lw_ticket>& tickets, Deadline deadline = never) const {
+    lw_batch* batch = nullptr;
+    check(lw_rows_get(get(), tickets.data(), tickets.size(), deadline, &batch));
+    return Batch(batch);
+  }
+  // The rows of a worker's open tasks, all of one generation.
+  Batch of_tasks(const lw_worker* worker, const std::vector<lw_task>& tasks, Deadline deadline = never) const {
+    lw_batch* batch = nullptr;
+    check(lw_rows_of_tasks(get(), worker, tasks.data(), tasks.size(), deadline, &batch));
+    return Batch(batch);
+  }
+  DatasetRef dataset(std::size_t index) const noexcept { return DatasetRef(lw_rows_dataset(get(), index)); }
+  void cancel() const noexcept { lw_rows_cancel(get()); }
+  const lw_rows* get() const noexcept { return handle_.get(); }
+
+ private:
+  std::unique_ptr<lw_rows, detail::Freed<lw_rows, lw_rows_free>> handle_;
 };
 
 }  // namespace laneway

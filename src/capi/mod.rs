@@ -36,7 +36,11 @@ pub mod recipe;
 
 pub mod batch;
 
+pub mod generate;
+
 pub mod loader;
+
+pub mod rows;
 
 mod callback_medium;
 mod dlpack;

@@ -26,7 +26,7 @@ impl ModelText {
 }
 
 struct Open {
-    _model: Arc<ModelText>,
+    model: Arc<ModelText>,
     layout: Arc<lw_layout>,
 }
 
@@ -63,7 +63,7 @@ impl OpenTasks {
             attempt: task.attempt,
             reserved: 0,
         };
-        self.open.insert(task.id, Open { _model: model, layout });
+        self.open.insert(task.id, Open { model, layout });
         Ok(task)
     }
 
@@ -94,6 +94,11 @@ impl OpenTasks {
     /// The layout of an open task.
     pub(super) fn layout(&self, id: u64) -> Result<Arc<lw_layout>> {
         self.get(id).map(|open| Arc::clone(&open.layout))
+    }
+
+    /// The model of an open task.
+    pub(super) fn model(&self, id: u64) -> Result<Arc<Model>> {
+        self.get(id).map(|open| Arc::clone(&open.model.model))
     }
 
     /// Bytes of all tensors of an open task.

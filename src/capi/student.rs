@@ -13,7 +13,7 @@ use super::medium::lw_medium;
 use super::status::lw_status;
 use crate::base::{Error, Result, Status};
 use crate::exchange::message::{Model, StudentRole};
-use crate::exchange::student::{Numbering, Sample, Student, StudentOptions};
+use crate::exchange::student::{Numbering, Sample, Student, StudentOptions, Tickets};
 use crate::medium::MediumChoice;
 use std::ffi::{c_char, c_void};
 use std::ptr;
@@ -191,6 +191,7 @@ unsafe fn student_options(given: &lw_student_options, layout: &lw_layout, medium
         max_workers: given.max_workers,
         max_batch: given.max_batch,
         max_attempts: given.max_attempts,
+        tickets: Tickets::Numbered,
         arrival_order: arg::flag(given.arrival_order, "arrival_order")?,
         seed: given.seed,
         layout: Arc::clone(&layout.layout),
@@ -222,7 +223,7 @@ pub unsafe extern "C" fn lw_student_set_model(
             // SAFETY: as above.
             false => Some(unsafe { arg::text(config, config_len, "config") }?.to_owned()),
         };
-        let raised = student.student.set_model(Model { id: id.to_owned(), config }, deadline)?;
+        let raised = student.student.set_model(Model { id: id.to_owned(), config, run: None }, deadline)?;
         if !generation.is_null() {
             // SAFETY: not NULL; the caller promises that it is writable.
             unsafe { generation.write(raised) };

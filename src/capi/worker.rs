@@ -13,10 +13,11 @@ use super::open_tasks::OpenTasks;
 use super::status::lw_status;
 use super::student::{LW_SPIN_ADAPTIVE, no_stream};
 use crate::base::{Error, Result, Status};
+use crate::exchange::message::Model;
 use crate::exchange::worker::{Task, Worker, WorkerOptions};
 use std::ffi::{c_char, c_void};
 use std::ptr;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 /// How a worker is opened. Fill it after `lw_worker_options_init`; `layout` or `slot_size` must be set. What it points to
 /// is read during `lw_worker_open` only.
@@ -113,6 +114,11 @@ pub struct lw_worker {
 impl lw_worker {
     fn open_tasks(&self) -> std::sync::MutexGuard<'_, OpenTasks> {
         self.open.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// The model of an open task.
+    pub(super) fn model_of(&self, id: u64) -> Result<Arc<Model>> {
+        self.open_tasks().model(id)
     }
 
     fn take(&self, max: u32, deadline: i64) -> Result<Vec<lw_task>> {

@@ -166,6 +166,8 @@ pub struct Model {
     pub id: String,
     /// Its configuration as JSON text, if it has one.
     pub config: Option<String>,
+    /// Of what run of lanes the tickets are rows, as JSON text (a checkpoint's `meta`), if they are.
+    pub run: Option<String>,
 }
 
 /// Longest group name, kind of medium and `buf_name`, in bytes.

@@ -24,6 +24,7 @@
 //! | `finite`, `deal` | streams that end: counted, and dealt into equal steps |
 //! | `guest` | rows of another rank's lane, where one ran dry |
 //! | `rows` | any row by its ticket, for workers that make their own inputs |
+//! | `teach` | samples that teachers make of rows, and when which model makes them |
 //! | `verify`, `inspect`, `explain` | the promise proven, a row looked into, a plan in words |
 
 mod deal;
@@ -36,6 +37,7 @@ mod moves;
 mod options;
 mod parts;
 mod rows;
+mod teach;
 mod verify;
 
 use crate::base::{Error, Result, Status};
@@ -49,6 +51,7 @@ use moves::run_plan;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
+use teach::Teaching;
 
 pub use explain::explain;
 pub use inspect::{InspectedPiece, InspectedRow, inspect};
@@ -67,6 +70,8 @@ pub struct Stats {
     pub bytes_read: u64,
     /// Which engine tokenizes, and why not the fast one if so.
     pub tokenizer: String,
+    /// What the exchange with teachers has done, once there is a connection.
+    pub generate: Option<crate::pipeline::GenerateStats>,
 }
 
 /// A rank's iterator over batches. One thread at a time may use it.
@@ -94,6 +99,8 @@ pub struct Loader {
     /// Where the lanes are after them.
     partial_marks: BTreeMap<usize, (Arc<[u8]>, u64)>,
     buffers: Arc<Buffers>,
+    /// Where the recipe has teachers, and they are asked.
+    teaching: Option<Teaching>,
 }
 
 impl Loader {
@@ -121,6 +128,7 @@ impl Loader {
         let sources = Arc::new(sources);
         let plan = Arc::new(run_plan(&parts, &sources, &windows, &schedule, &[])?);
         let marks = rank.lanes.clone().map(|lane| (plan.first_anchor(lane), 0)).collect();
+        let teaching = Teaching::new(&parts.recipe, &options, &schedule, &rank);
         Ok(Loader {
             parts,
             options,
@@ -139,6 +147,7 @@ impl Loader {
             partial: Vec::new(),
             partial_marks: BTreeMap::new(),
             buffers: Arc::default(),
+            teaching,
         })
     }
 
@@ -150,6 +159,11 @@ impl Loader {
     /// What it was put together from.
     pub fn parts(&self) -> &Parts {
         &self.parts
+    }
+
+    /// Weights set during the run, and the step from which each holds.
+    pub fn mixture(&self) -> &[(u64, Vec<f64>)] {
+        &self.mixture
     }
 
     /// Lanes and rows of every step.
@@ -185,6 +199,7 @@ impl Loader {
             return Ok(None);
         }
         self.start()?;
+        self.ask_ahead(finite.as_ref(), deadline)?;
         let each = self.schedule.rows_at(self.step);
         let (size, count) = (self.rank.microbatch_rows(each), self.rank.microbatches(each));
         let first = self.microbatch * size;
@@ -198,14 +213,18 @@ impl Loader {
             };
             self.partial.push(row);
         }
+        let taught = self.samples(deadline)?;
         let rows = std::mem::take(&mut self.partial);
         for (slot, mark) in std::mem::take(&mut self.partial_marks) {
             self.marks[slot] = mark;
         }
-        let batch = Batch::new(self.step, (self.microbatch, count), rows, self.shape(), self.buffers.clone());
+        let batch = Batch::new(self.step, (self.microbatch, count), rows, self.shape(), self.buffers.clone()).with_taught(taught);
         self.microbatch += 1;
         if self.microbatch == count {
             (self.step, self.microbatch) = (self.step + 1, 0);
+        }
+        if let Err(e) = self.ask_ahead(finite.as_ref(), Some(Instant::now())) {
+            tracing::debug!("asked again by the next call: {e}");
         }
         Ok(Some(batch))
     }
@@ -267,13 +286,14 @@ impl Loader {
         self.guests = Guests::default();
         self.partial.clear();
         self.partial_marks.clear();
+        self.forget_samples();
     }
 
     /// Sets the weights of the mixture, in the datasets' order, from a step on. The change holds for turns taken after the
     /// first row of the first row window at or after that step; what was made ahead of it is made again. Every rank must set
     /// the same before it delivers that step, and a checkpoint keeps it.
     pub fn set_mixture(&mut self, weights: Vec<f64>, from_step: u64) -> Result<()> {
-        let first = self.step + u64::from(self.microbatch > 0);
+        let first = self.first_open_step();
         if from_step < first {
             return Err(Error::invalid(format!("from_step {from_step} has begun; the first step whose weights can still be set is {first}")));
         }
@@ -294,6 +314,7 @@ impl Loader {
     /// What has been done since the loader was opened, restored or moved.
     pub fn stats(&self) -> Result<Stats> {
         let mut stats = Stats { bytes_read: (self.parts.bytes_read)(), tokenizer: self.parts.tokenizer_engine.clone(), ..Stats::default() };
+        stats.generate = self.teaching.as_ref().and_then(Teaching::stats);
         let Some(engine) = &self.engine else { return Ok(stats) };
         let sum = &mut stats.counts;
         sum.epoch = u64::MAX;

@@ -61,6 +61,7 @@ impl Rows {
                 return Err(Error::invalid(format!("{name} says which rows a rank takes; rows by ticket are any lane's: leave it at its default")));
             }
         }
+        let options = Options { generate: None, ..options };
         Ok(Rows { loader: Loader::assemble(parts, options)?, lanes: HashMap::new(), outline: None })
     }
 
@@ -78,9 +79,9 @@ impl Rows {
         Ok(Batch::new(step, (0, 1), rows, self.loader.shape(), self.loader.buffers.clone()))
     }
 
-    /// Takes over what was changed along the way in the run that tickets come from, after a check that it is a run of this
-    /// recipe on this data: an error names what differs.
-    pub fn follow(&mut self, run: &Meta) -> Result<()> {
+    /// Takes over what was changed along the way in the run that tickets come from, of rows up to `last` in their lanes, after
+    /// a check that it is a run of this recipe on this data: an error names what differs.
+    pub fn follow(&mut self, run: &Meta, last: u64) -> Result<()> {
         let own = self.loader.meta();
         if let Some(what) = run.difference(&own, &self.loader.paths()) {
             return Err(Error::new(Status::Refused, format!("the rows asked for are not of this recipe: {what}")));
@@ -90,6 +91,10 @@ impl Rows {
         }
         let (ours, theirs) = (&self.loader.mixture, &run.mixture);
         let same = ours.iter().zip(theirs).take_while(|(a, b)| a == b).count();
+        if same == theirs.len() && ours.get(same).is_some_and(|(step, _)| last < self.loader.schedule.rows_before(*step)) {
+            // What is known of later steps does no harm.
+            return Ok(());
+        }
         let changed = [ours.get(same), theirs.get(same)].into_iter().flatten().map(|(step, _)| *step).min().unwrap_or(0);
         let loader = &mut self.loader;
         let plan = run_plan(&loader.parts, &loader.sources, &loader.windows, &loader.schedule, &run.mixture)?;

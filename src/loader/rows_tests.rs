@@ -74,7 +74,7 @@ fn weights_set_along_the_way_are_followed_and_what_was_passed_stays_true() {
     let mut rows = opened(&recipe);
     for pass in 0..3 {
         let (expected, of) = if pass == 1 { (&after, changed.save().meta) } else { (&before, loader(&recipe).save().meta) };
-        rows.follow(&of).unwrap();
+        rows.follow(&of, 45).unwrap();
         for ticket in shuffled(expected, 9 + pass) {
             assert_eq!(rows.get(&[ticket], None).unwrap().row_hashes(), [expected[&ticket]], "pass {pass}, {ticket:?}");
         }
@@ -90,7 +90,7 @@ fn wrong_asking_is_named() {
     let e = Rows::assemble(parts(&recipe, &[100, 25], lens), options(0, 1)).err().unwrap();
     assert!(e.message.contains("uneven says which rows a rank takes"), "{e}");
     let other = Recipe { seed: 99, ..recipe.clone() };
-    let e = rows.follow(&loader(&other).save().meta).unwrap_err();
+    let e = rows.follow(&loader(&other).save().meta, 0).unwrap_err();
     assert!(e.status == Status::Refused && e.message.contains("seed is 0 now and was 99"), "{e}");
     let past = Some(Instant::now());
     assert_eq!(rows.get(&[(0, 30)], past).err().unwrap().status, Status::Timeout);

@@ -2,6 +2,7 @@
 //! the tokenizer's output, and its memory is used again for later batches.
 
 use super::pack::{Piece, Row};
+use super::taught::Taught;
 use std::sync::{Arc, Mutex, OnceLock};
 use twox_hash::XxHash3_64;
 
@@ -48,6 +49,7 @@ pub struct Batch {
     segment_ids: OnceLock<Vec<i32>>,
     cu_seqlens: OnceLock<Vec<i32>>,
     loss_mask: OnceLock<Vec<u8>>,
+    taught: Option<Taught>,
 }
 
 impl Batch {
@@ -66,7 +68,20 @@ impl Batch {
             segment_ids: OnceLock::new(),
             cu_seqlens: OnceLock::new(),
             loss_mask: OnceLock::new(),
+            taught: None,
         }
+    }
+
+    /// The same with what teachers made of its rows.
+    pub fn with_taught(self, taught: Option<Taught>) -> Batch {
+        let mut batch = self;
+        batch.taught = taught;
+        batch
+    }
+
+    /// What teachers made of its rows, if they did.
+    pub fn taught(&self) -> Option<&Taught> {
+        self.taught.as_ref()
     }
 
     /// The step that it belongs to, from 0.
@@ -192,7 +207,8 @@ impl Batch {
         self.rows.iter().flat_map(|r| &r.pieces).map(|p| u64::from(p.len)).sum()
     }
 
-    /// A hash of ids, labels, positions and segment ids of each row that is part of the global batch, in order.
+    /// A hash of ids, labels, positions and segment ids, and of what teachers made, of each row that is part of the global
+    /// batch, in order.
     pub fn row_hashes(&self) -> Vec<u64> {
         let length = self.shape.length;
         let mut bytes = Vec::with_capacity(length * 28);
@@ -202,6 +218,7 @@ impl Batch {
                 wide[i * length..][..length].iter().for_each(|v| bytes.extend_from_slice(&v.to_le_bytes()));
             }
             self.segment_ids()[i * length..][..length].iter().for_each(|v| bytes.extend_from_slice(&v.to_le_bytes()));
+            self.taught.iter().for_each(|t| t.append_row(i, &mut bytes));
             XxHash3_64::oneshot(&bytes)
         };
         (0..self.rows.len()).filter(|i| self.rows[*i].of.is_some()).map(hash).collect()

@@ -81,6 +81,18 @@ pub struct WithinStep {
     pub ranks: u32,
 }
 
+/// Another model for teachers, set during the run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelChange {
+    /// The step from which it holds.
+    pub from_step: u64,
+    /// Its name.
+    pub model_id: String,
+    /// Its configuration, a JSON object, if it has one.
+    pub model_cfg: Option<serde_json::Value>,
+}
+
 /// What the lanes' states belong to. The same on every rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -101,6 +113,9 @@ pub struct Meta {
     pub tokenizer: String,
     /// Weights set during the run, and the step from which each holds.
     pub mixture: Vec<(u64, Vec<f64>)>,
+    /// Models set during the run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub models: Vec<ModelChange>,
 }
 
 impl Meta {
@@ -300,6 +315,7 @@ mod tests {
             data: vec![DataIdentity::new("wiki", 99, &[1, 2, 3])],
             tokenizer: "00ff".into(),
             mixture: vec![(3, vec![0.25, 0.75])],
+            models: vec![ModelChange { from_step: 4, model_id: "b".into(), model_cfg: Some(serde_json::json!({ "layer": 2 })) }],
         };
         let mut checkpoint = Checkpoint { meta, lanes: BTreeMap::new() };
         (0..20).for_each(|lane| checkpoint.put_lane(lane, &vec![lane as u8 * 13; lane as usize], u64::from(lane) * 100));

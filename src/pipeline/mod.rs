@@ -16,11 +16,14 @@
 //! | `codec` | the few integers that an anchor is made of |
 //! | `checkpoint` | anchors of all lanes, and what they belong to |
 //! | `batch` | rows to tensors |
+//! | `generate` | rows to teachers, samples back in the rows' order: where a pipeline meets the exchange |
+//! | `taught` | those samples as a batch's tensors |
 
 mod batch;
 mod checkpoint;
 mod codec;
 mod engine;
+mod generate;
 mod lane;
 mod map;
 mod operator;
@@ -30,13 +33,15 @@ mod shuffle;
 mod stream;
 #[cfg(test)]
 pub(crate) mod synthetic;
+mod taught;
 mod text;
 pub mod tokenize;
 mod work;
 
 pub use batch::{Batch, BatchRow, BatchShape, Buffers, IGNORE, global_hash};
-pub use checkpoint::{Checkpoint, DataIdentity, Meta, VERSION, WithinStep};
+pub use checkpoint::{Checkpoint, DataIdentity, Meta, ModelChange, VERSION, WithinStep};
 pub use engine::{Engine, Tuning};
+pub use generate::{GenerateOptions, GenerateStats, Generator, Model, Ticket};
 pub use lane::{LaneCounts, LaneRow};
 pub use map::{Function, TextFunction};
 pub use operator::{Operator, OperatorMaker};
@@ -44,5 +49,6 @@ pub use pack::{Packer, Piece, Row, Tokens};
 pub use run::{LaneStart, RunPlan};
 pub use shuffle::Windows;
 pub use stream::LeftOut;
+pub use taught::{Sample, Stacks, Taught};
 pub use text::TextWork;
 pub use work::{Fate, Made, Request, Window, Work, Worker};

@@ -13,6 +13,9 @@ Or, without a teacher:
 - a :class:`Loader` turns a recipe into batches, the same global batches on any number of ranks;
 - a :class:`Pipeline` is the same from calls instead of a file.
 
+Or both: a recipe with a ``[generate]`` has teachers make a sample for each row of its batches, and
+:class:`Rows`, or ``Worker(recipe=…)``, gives them the rows.
+
 NumPy is needed, torch is not: where torch can be imported tensors are torch tensors, else NumPy arrays. torch is imported when
 first needed, not by ``import laneway``.
 """
@@ -28,10 +31,12 @@ from .batch import Batch, global_hash
 from .batch_config import BatchConfig, TensorSpec
 from .broker import Broker, BrokerStats
 from .errors import LanewayError, TaskError
+from .generate import GenerateOptions
 from .loader import Loader
 from .logs import setup_logging
 from .pipeline import Pipeline
 from .recipe import Recipe
+from .rows import Rows
 from .student import GenerationValue, SampleRef, StudentClient
 from .worker import Task, Worker
 
@@ -45,11 +50,13 @@ __all__ = [
     "BrokerStats",
     "DistillIterableDataset",
     "Function",
+    "GenerateOptions",
     "GenerationValue",
     "LanewayError",
     "Loader",
     "Pipeline",
     "Recipe",
+    "Rows",
     "SampleRef",
     "StudentClient",
     "Task",

@@ -19,6 +19,7 @@ from ._functions import Function
 from ._process import LOADERS, at_exit
 from .batch import Batch, _Native
 from .errors import Forked, Status
+from .generate import GenerateOptions, rows_only
 from .recipe import Recipe
 
 ProgressFn = Callable[[str, int, int], object]
@@ -37,6 +38,7 @@ class Tuning:
     cache_dir: str | None
     memory_budget: int
     task_bytes: int
+    generate: GenerateOptions | bool
 
 
 class OpenLoader:
@@ -46,7 +48,7 @@ class OpenLoader:
         self, recipe: Recipe, rank: int, ranks: int, tuning: Tuning, functions: list[Function], progress: ProgressFn | bool | str | None
     ) -> None:
         self.pid = os.getpid()
-        self._watch = _Watch(progress)
+        self._watch = Watch(progress)
         # What the library calls must live as long as it may call, and must not keep this object.
         self._progress = _structs.Progress(self._watch.tell)
         self._tables = [f.table() for f in functions]
@@ -60,16 +62,8 @@ class OpenLoader:
         at_exit(LOADERS, self, OpenLoader.close)
 
     def _make(self, recipe: Recipe, rank: int, ranks: int, tuning: Tuning) -> int:
-        c = _structs.LoaderOptions()
-        self._lib.lw_loader_options_init(ctypes.byref(c))
-        c.rank, c.ranks, c.uneven = rank, ranks, tuning.uneven
-        c.microbatch_size, c.prefetch = tuning.microbatch_size, tuning.prefetch
-        c.threads = _structs.THREADS_ALL if tuning.threads is None else tuning.threads
-        c.cache_dir = None if tuning.cache_dir is None else os.fsencode(tuning.cache_dir)
-        c.memory_budget, c.task_bytes = tuning.memory_budget, tuning.task_bytes
-        tables = (ctypes.POINTER(_structs.FunctionTable) * max(1, len(self._tables)))(*[ctypes.pointer(t) for t in self._tables])
-        c.functions, c.function_count = tables, len(self._tables)
-        c.progress = self._progress
+        c = loader_options(tuning, self._tables, self._progress)
+        c.rank, c.ranks = rank, ranks
         out = c_void_p()
         _native.check(self._lib.lw_loader_open(recipe._handle, ctypes.byref(c), ctypes.byref(out)))
         assert out.value is not None
@@ -91,21 +85,8 @@ class OpenLoader:
     def batch(self, handle: int, as_torch: bool) -> Batch:
         """That batch, as Python sees it."""
         if self._firsts is None:
-            self._firsts = self._first_documents()
+            self._firsts = first_documents(self._lib.lw_loader_dataset, self._handle)
         return Batch(_Native(handle), as_torch, self._firsts)
-
-    def _first_documents(self) -> list[np.ndarray]:
-        """For each dataset, the number of each shard's first document."""
-        shard = _structs.Shard()
-        firsts = []
-        for i in range(len(self.dataset_names)):
-            dataset = self._lib.lw_loader_dataset(self._handle, i)
-            numbers = []
-            for s in range(self._lib.lw_dataset_shard_count(dataset)):
-                _native.check(self._lib.lw_dataset_shard(dataset, s, ctypes.byref(shard)))
-                numbers.append(shard.first_document)
-            firsts.append(np.array(numbers, np.int64))
-        return firsts
 
     @property
     def dataset_names(self) -> list[str]:
@@ -129,6 +110,11 @@ class OpenLoader:
         """As ``lw_loader_set_mixture``."""
         values = (c_double * len(weights))(*weights)
         _native.check(self._lib.lw_loader_set_mixture(self._handle, values, len(weights), from_step))
+
+    def set_model(self, model_id: str, model_cfg: str | None, from_step: int) -> None:
+        """As ``lw_loader_set_model``."""
+        name, cfg = model_id.encode(), None if model_cfg is None else model_cfg.encode()
+        _native.check(self._lib.lw_loader_set_model(self._handle, name, len(name), cfg, 0 if cfg is None else len(cfg), from_step))
 
     @property
     def step(self) -> int:
@@ -223,7 +209,36 @@ class OpenLoader:
         return self._watch.take_failure() or _native.error(status)
 
 
-class _Watch:
+def loader_options(tuning: Tuning, tables: list[_structs.FunctionTable], progress: Any) -> _structs.LoaderOptions:
+    """The struct, for rank 0 of 1; it keeps what it points to alive."""
+    c = _structs.LoaderOptions()
+    _native.lib().lw_loader_options_init(ctypes.byref(c))
+    c.uneven, c.microbatch_size, c.prefetch = tuning.uneven, tuning.microbatch_size, tuning.prefetch
+    c.threads = _structs.THREADS_ALL if tuning.threads is None else tuning.threads
+    c.cache_dir = None if tuning.cache_dir is None else os.fsencode(tuning.cache_dir)
+    c.memory_budget, c.task_bytes = tuning.memory_budget, tuning.task_bytes
+    c.functions = (ctypes.POINTER(_structs.FunctionTable) * max(1, len(tables)))(*[ctypes.pointer(t) for t in tables])
+    c.function_count = len(tables)
+    c.progress = progress
+    generate = tuning.generate
+    if generate is not True:
+        c.generate = ctypes.pointer(generate.to_c() if isinstance(generate, GenerateOptions) else rows_only())
+    return c
+
+
+def first_documents(dataset_of: Callable[[int, int], int | None], handle: int) -> list[np.ndarray]:
+    """For each dataset, the number of each shard's first document; ``dataset_of(handle, i)`` gives the i-th."""
+    lib, shard, firsts = _native.lib(), _structs.Shard(), []
+    while (dataset := dataset_of(handle, len(firsts))) is not None:
+        numbers = []
+        for s in range(lib.lw_dataset_shard_count(dataset)):
+            _native.check(lib.lw_dataset_shard(dataset, s, ctypes.byref(shard)))
+            numbers.append(shard.first_document)
+        firsts.append(np.array(numbers, np.int64))
+    return firsts
+
+
+class Watch:
     """What the library tells while it indexes and counts, and whether it shall go on."""
 
     def __init__(self, progress: ProgressFn | bool | str | None) -> None:

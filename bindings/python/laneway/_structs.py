@@ -169,6 +169,29 @@ class FunctionTable(ctypes.Structure):
     _fields_ = [("struct_size", c_size_t), ("user", c_void_p), ("drop", Drop), ("name", c_char_p), ("map", Map), ("filter", Filter)]
 
 
+class GenerateOptions(ctypes.Structure):
+    """``lw_generate_options``"""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("endpoints", Endpoints),
+        ("group", c_char_p),
+        ("connect_ms", c_uint64),
+        ("window", c_uint32),
+        ("max_workers", c_uint32),
+        ("max_attempts", c_uint32),
+        ("spin_us", c_uint32),
+        ("embedded_broker", c_int32),
+        ("rows_only", c_int32),
+    ]
+
+
+class Ticket(ctypes.Structure):
+    """``lw_ticket``"""
+
+    _fields_ = [("lane", c_uint64), ("step", c_uint64)]
+
+
 class LoaderOptions(ctypes.Structure):
     """``lw_loader_options``"""
 
@@ -187,6 +210,7 @@ class LoaderOptions(ctypes.Structure):
         ("function_count", c_size_t),
         ("progress", Progress),
         ("progress_user", c_void_p),
+        ("generate", POINTER(GenerateOptions)),
     ]
 
 

@@ -21,8 +21,10 @@ from ._endpoints import Endpoints
 from ._medium_glue import AttachTables
 from ._process import WORKERS, at_exit
 from ._student import c_layout, make_views, view_plan
+from .batch import Batch
 from .batch_config import BatchConfig
-from .errors import Corrupt, NotFound, Status
+from .errors import Corrupt, InvalidArgument, NotFound, Status
+from .rows import Rows
 
 _log = logging.getLogger("laneway.worker")
 
@@ -48,6 +50,7 @@ class WorkerOptions:
     mediums: tuple[Any, ...]
     framework: Framework
     spin_us: int
+    open_rows: Callable[[], Rows] | None = None
 
 
 class Task:
@@ -65,7 +68,7 @@ class Task:
         tensors: writable views by name.
     """
 
-    __slots__ = ("attempt", "generation", "lane", "model_cfg", "model_id", "seed", "step", "tensors")
+    __slots__ = ("_index", "_inputs", "attempt", "generation", "lane", "model_cfg", "model_id", "seed", "step", "tensors")
 
     lane: int
     step: int
@@ -76,11 +79,47 @@ class Task:
     model_cfg: dict[str, Any] | None
     tensors: dict[str, Any]
 
+    _inputs: Inputs | None
+    _index: int
+
     def __getitem__(self, name: str) -> Any:
         return self.tensors[name]
 
+    @property
+    def rows(self) -> Batch:
+        """The rows that the tickets of all tasks of this call name, in the tasks' order, made from ``Worker(recipe=…)``: one forward pass takes
+        ``tasks[0].rows.input_ids``. Not to be written. The same object for each of the tasks.
+
+        Raises:
+            InvalidArgument: the worker has no recipe.
+            Refused: the student's rows are of another recipe or other data; names what differs.
+        """
+        if self._inputs is None:
+            raise InvalidArgument("this worker has no recipe to make rows from: pass Worker(recipe=…)")
+        return self._inputs.batch()
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """This task's row of :attr:`rows`: ``input_ids``, ``labels``, ``positions``, ``segment_ids`` and ``loss_mask`` by name, each ``row_length`` long."""
+        rows = self.rows
+        return {name: rows[name][self._index] for name in ("input_ids", "labels", "positions", "segment_ids", "loss_mask")}
+
     def __repr__(self) -> str:
         return f"Task(lane={self.lane}, step={self.step}, model_id={self.model_id!r}, attempt={self.attempt})"
+
+
+class Inputs:
+    """The rows of the tasks of one call, made when they are first looked at."""
+
+    def __init__(self, rows: Rows, worker: int, raw: bytes, count: int) -> None:
+        self._rows, self._worker, self._raw, self._count = rows, worker, raw, count
+        self._batch: Batch | None = None
+
+    def batch(self) -> Batch:
+        """As :attr:`Task.rows`."""
+        if self._batch is None:
+            self._batch = self._rows.of_tasks(self._worker, self._raw, self._count)
+        return self._batch
 
 
 class WorkerLoop:
@@ -92,6 +131,8 @@ class WorkerLoop:
         self.serving = False
         self._size = options.slot_size
         self._lw_commit = _native.lib().lw_worker_commit
+        # Before anybody can give it tasks: datasets may have to be indexed.
+        self._rows = None if options.open_rows is None else options.open_rows()
         self._handle: int | None = _open(options, timeout_s)
         # Held while the handle is used outside the loop, so that it is not freed meanwhile; re-entrant for signal handlers.
         self._use = threading.RLock()
@@ -172,12 +213,14 @@ class WorkerLoop:
 
     def _tasks(self, raw: bytes) -> list[tuple[Task, int]]:
         tasks: list[tuple[Task, int]] = []
+        inputs = None if self._rows is None or self._handle is None else Inputs(self._rows, self._handle, raw, len(raw) // _TASK_SIZE)
         for address, capacity, _, lane, step, seed, generation, id_at, id_len, config_at, config_len, _, attempt, _ in _TASK.iter_unpack(raw):
             if not tasks:
                 self._learn_model((id_at, id_len, config_at, config_len))
             task = Task()
             task.lane, task.step, task.seed, task.generation, task.attempt = lane, step, seed, generation, attempt
             task.model_id, task.model_cfg = self._model_id, self._model_cfg
+            task._inputs, task._index = inputs, len(tasks)
             if capacity < self._size:
                 raise Corrupt(f"the slot for {task} has {capacity} bytes; this worker's samples have {self._size}")
             views = self._views.get(address)

@@ -265,7 +265,7 @@ class StudentClient:
         """
         if not isinstance(model_id, str):
             raise TypeError(f"model_id is a {type(model_id).__name__}; expected a str")
-        return self._open().set_model(model_id, _to_json(model_cfg), timeout_s)
+        return self._open().set_model(model_id, to_json(model_cfg), timeout_s)
 
     def request_sample(self, timeout_ms: float | None = 1000) -> SampleRef | None:
         """The next sample, or None if it is not there within ``timeout_ms`` (None: waits for ever).
@@ -371,7 +371,8 @@ def check_spin(spin_us: int | None) -> int:
     return _structs.SPIN_ADAPTIVE if spin_us is None else check_count("spin_us", spin_us, 0)
 
 
-def _to_json(config: Any) -> str | None:
+def to_json(config: Any) -> str | None:
+    """A model's configuration as the library takes it."""
     if config is None:
         return None
     if type(config).__module__.partition(".")[0] == "omegaconf":

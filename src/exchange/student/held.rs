@@ -121,6 +121,16 @@ impl Held {
         }
     }
 
+    /// Copies bytes of a private copy from `offset` on.
+    pub fn read_copy(&self, slot: u32, serial: u64, offset: usize, out: &mut [u8]) -> Result<()> {
+        let copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = copies.entries.get((slot & !COPY) as usize).and_then(Option::as_ref).filter(|e| e.0 == serial);
+        let bytes = entry.ok_or_else(|| stale(slot, serial))?.2.bytes();
+        let part = bytes.get(offset..).and_then(|b| b.get(..out.len()));
+        out.copy_from_slice(part.ok_or_else(|| Error::invalid(format!("bytes {offset}+{} of a sample of {}", out.len(), bytes.len())))?);
+        Ok(())
+    }
+
     /// A view's slot was freed.
     pub fn gone(&self) {
         self.views.fetch_sub(1, Ordering::AcqRel);

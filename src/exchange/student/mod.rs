@@ -16,7 +16,7 @@ mod stats;
 mod sweeper;
 mod window;
 
-pub use options::{Numbering, StudentOptions};
+pub use options::{Numbering, StudentOptions, Tickets};
 pub use stats::StudentStats;
 
 use crate::base::{Error, Result, Status};
@@ -76,11 +76,38 @@ pub struct Sample {
     pub copied: bool,
 }
 
+/// A ticket that a student is asked to have made ([`Tickets::Asked`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// The ticket's lane.
+    pub lane: u64,
+    /// The ticket's step.
+    pub step: u64,
+    /// The model generation that is to make it.
+    pub generation: u64,
+}
+
 /// One reference to a sample; dropping it gives the reference back, on any thread, and does nothing in a forked child.
 pub struct Hold {
     inner: Arc<Inner>,
     slot: u32,
     serial: u64,
+}
+
+impl Hold {
+    /// The sample's first byte, if it lies where its worker wrote it: `len` bytes that stay as long as this reference.
+    pub fn data(&self) -> Option<*const u8> {
+        let slot = (self.slot & held::COPY == 0).then_some(self.slot)?;
+        self.inner.medium.slot(slot).map(|start| start.as_ptr().cast_const())
+    }
+
+    /// Copies bytes of the sample from `offset` on.
+    pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+        match self.slot & held::COPY {
+            0 => self.inner.medium.read_at(self.slot, offset, out),
+            _ => self.inner.held.read_copy(self.slot, self.serial, offset, out),
+        }
+    }
 }
 
 impl Drop for Hold {
@@ -309,6 +336,34 @@ impl Student {
     pub fn hold(&self, slot: u32, serial: u64) -> Result<Hold> {
         self.inner.retain(slot, serial)?;
         Ok(Hold { inner: self.inner.clone(), slot, serial })
+    }
+
+    /// The same for a sample that `next` gave, whose reference it takes over.
+    pub fn keep(&self, sample: &Sample) -> Hold {
+        self.loose.fetch_sub(1, Ordering::Relaxed);
+        Hold { inner: self.inner.clone(), slot: sample.slot, serial: sample.serial }
+    }
+
+    /// Has these tickets made, behind those asked for before; `next` delivers their samples in this order. Only with [`Tickets::Asked`].
+    pub fn ask(&self, tickets: &[Asked]) -> Result<()> {
+        self.check()?;
+        if self.inner.options.tickets != Tickets::Asked {
+            return Err(Error::invalid("this student numbers its tickets itself"));
+        }
+        self.inner.window().ask(&self.inner, tickets)
+    }
+
+    /// Takes back every ticket that was asked for and not delivered. Only with [`Tickets::Asked`].
+    pub fn forget(&self) -> Result<()> {
+        self.check()?;
+        self.inner.window().forget(&self.inner);
+        Ok(())
+    }
+
+    /// The model of one of the group's generations, as the broker keeps it.
+    pub fn model(&self, generation: u64, deadline: Nanos) -> Result<Arc<Model>> {
+        self.check()?;
+        self.link()?.get_model(&self.inner.group_name, generation, clock::instant(deadline))
     }
 
     /// Tickets from `step` on are undelivered again and will be made anew; `step` is at most the cursor. For loaders that dropped what they had.

@@ -31,6 +31,15 @@ impl Numbering {
     }
 }
 
+/// Whose tickets a student opens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tickets {
+    /// Those of its own lane, one after the other; models are switched by the group's generation.
+    Numbered,
+    /// Those that [`Student::ask`](super::Student::ask) names, each with the generation that is to make it.
+    Asked,
+}
+
 /// What a student is opened with. Everything but `endpoints`, `numbering` and `layout` has a default ([`StudentOptions::new`]).
 pub struct StudentOptions {
     /// Where the broker is.
@@ -49,6 +58,8 @@ pub struct StudentOptions {
     pub max_batch: u32,
     /// Attempts before a ticket's failure is delivered (3).
     pub max_attempts: u32,
+    /// Whose tickets are opened (its own lane's).
+    pub tickets: Tickets,
     /// Deliver whatever is there instead of in ticket order.
     pub arrival_order: bool,
     /// The run's seed (0).
@@ -75,6 +86,7 @@ impl StudentOptions {
             max_workers: 8,
             max_batch: 8,
             max_attempts: 3,
+            tickets: Tickets::Numbered,
             arrival_order: false,
             seed: 0,
             layout,

@@ -1,11 +1,12 @@
 //! Tickets in flight. Everything here runs under the student's window lock; workers and the sweeper meet it only in atomic words.
 
-use super::{Inner, Sample, held, read_generation_last};
+use super::{Asked, Inner, Sample, Tickets, held, read_generation_last};
 use crate::base::{Error, Result, Status, ticket_seed};
 use crate::os::memory::AlignedBuf;
 use crate::segment::cell::{CellState, CellWord, Ticket};
 use crate::segment::region::Segment;
 use crate::segment::slot::Content;
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
 /// Durations remembered for the 95th percentile, and how many must be known before anybody is suspected of being slow.
@@ -47,7 +48,9 @@ pub struct Window {
     opened: u64,
     in_flight: u32,
     next_step: u64,
-    /// The generation of all open tickets; 0: none was opened yet.
+    /// With [`Tickets::Asked`]: tickets that no cell has yet.
+    asked: VecDeque<Asked>,
+    /// The generation of all open tickets (of the last one delivered, with [`Tickets::Asked`]); 0: none was opened yet.
     generation: u64,
     /// Tickets opened since workers were last rung.
     unrung: u32,
@@ -74,6 +77,7 @@ impl Window {
             opened: 0,
             in_flight: 0,
             next_step: 0,
+            asked: VecDeque::new(),
             generation: 0,
             unrung: 0,
             pending: None,
@@ -125,19 +129,22 @@ impl Window {
     /// The first time: takes the lane and continues at its cursor.
     fn start(&mut self, inner: &Inner) -> Result<()> {
         let page = inner.page();
-        if self.generation == 0 && page.generation() != 0 {
+        if self.generation != 0 || page.generation() == 0 {
+            return Ok(());
+        }
+        if inner.options.tickets == Tickets::Numbered {
             page.own_lane(inner.lane)?;
             inner.owns_lane.store(true, Ordering::Release);
             self.next_step = page.cursor(inner.lane);
-            self.generation = page.generation();
         }
+        self.generation = page.generation();
         Ok(())
     }
 
     /// If the generation was raised, opens every undelivered ticket anew for the new one.
     pub fn refresh(&mut self, inner: &Inner) {
         let now = inner.page().generation();
-        if self.generation == 0 || now == self.generation {
+        if self.generation == 0 || now == self.generation || inner.options.tickets == Tickets::Asked {
             return;
         }
         self.generation = now;
@@ -156,17 +163,22 @@ impl Window {
     /// Opens tickets until `ask + prefetch` are in flight, or as many as there is room for; returns that number.
     fn fill(&mut self, inner: &Inner, ask: u32) -> Result<u32> {
         let room = inner.options.slot_count.saturating_sub(inner.held.count()).max(1);
-        let target = ask.saturating_add(inner.options.prefetch).min(room);
+        let numbered = inner.options.tickets == Tickets::Numbered;
+        // What was asked for is wanted as soon as there is room.
+        let ahead = if numbered { inner.options.prefetch } else { room };
+        let target = ask.saturating_add(ahead).min(room);
         while self.in_flight < target && self.opened - self.oldest < self.entries.len() as u64 {
-            let (lane, step, seed) = (inner.lane, self.next_step, inner.options.seed);
-            let ticket = Ticket { position: self.opened, lane, step, seed: ticket_seed(seed, lane, step), generation: self.generation, attempt: 0 };
+            let next = if numbered { Some(Asked { lane: inner.lane, step: self.next_step, generation: self.generation }) } else { self.asked.pop_front() };
+            let Some(Asked { lane, step, generation }) = next else { break };
+            let seed = ticket_seed(inner.options.seed, lane, step);
+            let ticket = Ticket { position: self.opened, lane, step, seed, generation, attempt: 0 };
             let word = self.open_at(inner, ticket);
             if word.is_worn() {
                 let message =
                     "this student's segment has used up its ticket versions: close it and open a new student, which continues at the cursor";
                 return Err(Error::new(Status::Closed, message));
             }
-            self.next_step += 1;
+            self.next_step += u64::from(numbered);
             self.opened += 1;
             self.in_flight += 1;
             inner.segment.hot().opened.0.store(self.opened, Ordering::Release);
@@ -215,7 +227,7 @@ impl Window {
             return Ok(Gathered::None);
         }
         // The last look before delivery: what was raised until here is honoured.
-        if read_generation_last(inner.page()) != self.generation {
+        if inner.options.tickets == Tickets::Numbered && read_generation_last(inner.page()) != self.generation {
             for found in std::mem::take(&mut self.found) {
                 inner.segment.cell(found.position).withdraw();
                 inner.segment.slots()[found.slot as usize].let_go();
@@ -282,6 +294,9 @@ impl Window {
             self.oldest += 1;
         }
         inner.segment.hot().oldest.0.store(self.oldest, Ordering::Release);
+        if inner.options.tickets == Tickets::Asked {
+            return;
+        }
         let cursor = if self.oldest < self.opened { self.entries[inner.segment.cell_index(self.oldest)].ticket.step } else { self.next_step };
         inner.page().set_cursor(inner.lane, cursor);
     }
@@ -315,6 +330,11 @@ impl Window {
                 }
             };
             self.finish(inner, position);
+            if ticket.generation != self.generation {
+                // Only where tickets are asked for: another model, which may take another time.
+                (self.generation, self.known) = (ticket.generation, 0);
+                inner.suspect_after.store(NEVER_SUSPECT, Ordering::Relaxed);
+            }
             self.note_duration(inner, content.made_in);
             inner.stats.delivered.fetch_add(1, Ordering::Relaxed);
             let Ticket { lane, step, seed, generation, .. } = ticket;
@@ -365,8 +385,29 @@ impl Window {
         inner.segment.hot().oldest.0.store(self.oldest, Ordering::Release);
     }
 
+    /// See `Student::ask`.
+    pub fn ask(&mut self, inner: &Inner, tickets: &[Asked]) -> Result<()> {
+        self.asked.extend(tickets);
+        self.start(inner)?;
+        if self.generation != 0 {
+            self.fill(inner, 0)?;
+            self.ring(inner);
+        }
+        Ok(())
+    }
+
+    /// See `Student::forget`.
+    pub fn forget(&mut self, inner: &Inner) {
+        self.asked.clear();
+        self.withdraw_all(inner);
+        self.pending = None;
+    }
+
     /// See `Student::rewind`.
     pub fn rewind(&mut self, inner: &Inner, step: u64) -> Result<()> {
+        if inner.options.tickets == Tickets::Asked {
+            return Err(Error::invalid("this student opens the tickets that it is asked for: there is no cursor to rewind"));
+        }
         let cursor = inner.page().cursor(inner.lane);
         if step > cursor {
             return Err(Error::invalid(format!("step={step}: the lane's cursor is {cursor}, and rewinding goes back only")));
