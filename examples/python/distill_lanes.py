@@ -3,7 +3,7 @@ and 4 workers, with workers killed on the way, on 1, 2 and 4 ranks, and for a ru
 
     python examples/python/distill_lanes.py               all of that, in processes of their own; exit status 0 only if every hash is the same
     python examples/python/distill_lanes.py worker        one worker, as many as you like, whenever you like
-    python examples/python/distill_lanes.py rank R N      one of N trainers: prints `step hash` lines
+    python examples/python/distill_lanes.py rank R N      one of N trainers: prints the hashes of each step's rows
 
 The last two read FOLDER/recipe.toml and find the broker in LANEWAY_DIR; FOLDER is the environment's DISTILL_FOLDER.
 """
@@ -104,6 +104,7 @@ def train(folder: Path, rank: int, ranks: int) -> None:
         # What a student learns from: batch.input_ids, batch["top_ids"], batch["top_logits"], rows × length × 8.
         assert batch["top_logits"].shape == (batch.num_rows, LENGTH, TOP)
         print(batch.step, " ".join(str(h) for h in batch.hashes), flush=True)
+    print("deaths", loader.stats["generate"]["deaths"], flush=True)
     if last == CUT:
         (folder / f"state-{rank}.json").write_text(json.dumps(loader.state_dict()))
 
@@ -120,42 +121,38 @@ class House:
         return subprocess.Popen([sys.executable, __file__, *role], env=self.env | env, stdout=stdout, text=True)
 
     @contextlib.contextmanager
-    def workers(self, count: int, kills: int) -> Iterator[None]:
-        """That many workers, of which one after the other is killed and another started in its place."""
+    def workers(self, count: int) -> Iterator[list[subprocess.Popen[str]]]:
+        """That many workers, ended at the end."""
         running = [self.start("worker") for _ in range(count)]
-        self._kills = kills
         try:
-            self._running = running
-            yield
+            yield running
         finally:
             for worker in running:
                 worker.kill()
                 worker.wait()
 
-    def run(self, ranks: int, workers: int, kills: int = 0, **env: str) -> dict[int, int]:
-        """The hash of each global batch."""
-        with self.workers(workers, kills):
+    def run(self, ranks: int, workers: int, kill_at: tuple[int, ...] = (), **env: str) -> dict[int, int]:
+        """The hash of each global batch. After each step of ``kill_at`` a worker is killed, and another started in its place."""
+        with self.workers(workers) as running:
             trainers = [self.start("rank", str(r), str(ranks), stdout=subprocess.PIPE, **env) for r in range(ranks)]
-            if kills:
-                self._kill_on_the_way()
-            parts = [self._read(t) for t in trainers]
-        steps = parts[0].keys()
-        return {s: laneway.global_hash([np.array(p[s], np.uint64) for p in parts]) for s in steps}
-
-    def _kill_on_the_way(self) -> None:
-        for n in range(self._kills):
-            time.sleep(1.2 if n == 0 else 0.4)
-            victim = n % len(self._running)
-            self._running[victim].send_signal(signal.SIGKILL)
-            self._running[victim].wait()
-            self._running[victim] = self.start("worker")
-
-    @staticmethod
-    def _read(trainer: subprocess.Popen[str]) -> dict[int, list[int]]:
-        output, _ = trainer.communicate(timeout=120)
-        if trainer.returncode != 0:
-            raise SystemExit(f"a trainer ended with status {trainer.returncode}")
-        return {int(line.split()[0]): [int(h) for h in line.split()[1:]] for line in output.splitlines()}
+            parts: list[dict[int, list[int]]] = []
+            for trainer in trainers:
+                part, deaths = {}, 0
+                for line in trainer.stdout or ():
+                    name, *numbers = line.split()
+                    if name == "deaths":
+                        deaths = int(numbers[0])
+                        continue
+                    part[int(name)] = [int(n) for n in numbers]
+                    if int(name) in kill_at:
+                        victim = kill_at.index(int(name)) % workers
+                        running[victim].send_signal(signal.SIGKILL)
+                        running[victim].wait()
+                        running[victim] = self.start("worker")
+                if trainer.wait() != 0 or deaths < len(kill_at):
+                    raise SystemExit(f"a trainer ended with status {trainer.returncode} and saw {deaths} of {len(kill_at)} deaths")
+                parts.append(part)
+        return {step: laneway.global_hash([np.array(p[step], np.uint64) for p in parts]) for step in parts[0]}
 
 
 def main() -> bool:
@@ -168,10 +165,10 @@ def main() -> bool:
         try:
             expected = house.run(1, 1)
             print(f"1 rank,  1 worker:                  {len(expected)} steps, hash of the last {expected[STEPS - 1]:016x}")
-            for ranks, workers, kills in [(2, 2, 0), (4, 4, 0), (1, 4, 3)]:
-                found = house.run(ranks, workers, kills)
+            for ranks, workers, kill_at in [(2, 2, ()), (4, 4, ()), (1, 4, (4, 12, 20))]:
+                found = house.run(ranks, workers, kill_at)
                 same &= found == expected
-                told = f"{ranks} rank{'s' if ranks > 1 else ''}, {workers} workers{f', {kills} killed' if kills else ''}:"
+                told = f"{ranks} rank{'s' if ranks > 1 else ''}, {workers} workers{f', {len(kill_at)} killed' if kill_at else ''}:"
                 print(f"{told:<36}{'the same' if found == expected else 'DIFFERENT'}")
             found = house.run(2, 1, SAVE="1") | house.run(4, 2, RESUME="1")
             same &= found == expected
