@@ -58,7 +58,7 @@ AT(lw_broker_options, struct_size, 0);
 AT(lw_broker_options, endpoints, 8);
 AT(lw_broker_options, exit_when_idle_ms, 40);
 
-SIZE(lw_student_options, 120);
+SIZE(lw_student_options, 128);
 AT(lw_student_options, struct_size, 0);
 AT(lw_student_options, endpoints, 8);
 AT(lw_student_options, group, 40);
@@ -77,6 +77,7 @@ AT(lw_student_options, max_attempts, 104);
 AT(lw_student_options, spin_us, 108);
 AT(lw_student_options, arrival_order, 112);
 AT(lw_student_options, embedded_broker, 116);
+AT(lw_student_options, input, 120);
 
 SIZE(lw_sample, 72);
 AT(lw_sample, data, 0);

@@ -51,7 +51,7 @@
 //! model_cfg = { layer = 3 }        # unless given: none
 //! layout = [{ name = "logits", shape = [2048, 64], dtype = "float16" }]
 //! batch_size = 8                   # most rows that a worker takes at once
-//! input = "ticket"                 # what workers are given: a ticket, from which each makes the row itself
+//! input = "ticket"                 # ticket | tokens: workers make the row from its ticket, or are given it
 //! ```
 //!
 //! Every key has the default shown, except that a recipe names its datasets, a tokenizer, `max_length` and `global_batch`,
@@ -62,7 +62,7 @@ mod fields;
 mod parse;
 mod table;
 
-use crate::base::{Error, Layout, Result};
+use crate::base::{DType, Error, Layout, Result, TensorSpec};
 use crate::data::DatasetSpec;
 use crate::plan::{BatchSchedule, Order, Steps, Unit, Weights};
 
@@ -181,6 +181,8 @@ words! {
     GenerateInput ("input") {
         /// Its lane and number: the worker has the recipe and the data.
         Ticket = "ticket",
+        /// Beside them its tokens, positions and segments: the worker needs neither.
+        Tokens = "tokens",
     }
 }
 
@@ -344,6 +346,18 @@ impl GenerateRecipe {
 }
 
 impl GenerateRecipe {
+    /// The tensors that a ticket carries of a row of `length` tokens, if it carries any.
+    pub fn input_layout(&self, length: u32) -> Result<Option<Layout>> {
+        let spec = |name: &str, dtype| TensorSpec { name: name.into(), shape: vec![u64::from(length)], dtype };
+        match self.input {
+            GenerateInput::Ticket => Ok(None),
+            GenerateInput::Tokens => {
+                let specs = [("input_ids", DType::Int64), ("positions", DType::Int64), ("segment_ids", DType::Int32)];
+                Layout::new(specs.map(|(name, dtype)| spec(name, dtype)).into()).map(Some)
+            }
+        }
+    }
+
     fn check(&self) -> Result<()> {
         if self.batch_size == 0 || self.batch_size > 4096 {
             return Err(Error::invalid(format!("generate.batch_size is {}; it must be from 1 to 4096", self.batch_size)));

@@ -114,6 +114,27 @@ impl House {
     }
 }
 
+/// A teacher that is given its rows and has neither recipe nor data.
+fn teach_given(house: &House, stop: &AtomicBool) {
+    let mut options = WorkerOptions::new(house.room.endpoints.clone());
+    (options.layout, options.batch_size) = (Some(house.recipe().generate.unwrap().layout), 3);
+    let worker = Worker::open(options, patience()).unwrap();
+    let mut tasks = Vec::new();
+    while !stop.load(Ordering::Relaxed) {
+        tasks.clear();
+        if worker.take(3, &mut tasks, clock::after(Duration::from_millis(20))).is_err() {
+            continue;
+        }
+        for task in &tasks {
+            let input = task.input.as_ref().unwrap();
+            let at = input.layout.offset(input.layout.find("input_ids").unwrap());
+            let words = input.data.bytes()[at..at + 64 * 8].chunks_exact(8);
+            fill(task, &words.map(|w| i64::from_le_bytes(w.try_into().unwrap())).collect::<Vec<_>>());
+        }
+        worker.commit(&tasks.iter().map(|t| (t.id, t.capacity)).collect::<Vec<_>>()).unwrap();
+    }
+}
+
 enum Fault {
     None,
     Fail,
@@ -224,6 +245,35 @@ fn any_number_of_workers_ranks_and_depths_gives_the_same_rows_and_samples() {
         let found = beside(&house, teachers, &no_fault, || hashes(&mut loaders, 30, |_| FIRST));
         assert_eq!(found, alone, "{} workers, {ranks} ranks, microbatches of {micro:?}, {prefetch} ahead, window {window}", teachers.len());
     }
+}
+
+#[test]
+fn rows_that_travel_with_their_tickets_give_the_same_samples() {
+    let house = house(|r| r);
+    let expected = beside(&house, &[3], &no_fault, || hashes(&mut [house.loader(0, 1)], 25, |_| FIRST));
+    let given = self::house(|r| r + "    input = \"tokens\"\n");
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        (0..2).for_each(|_| drop(s.spawn(|| teach_given(&given, &stop))));
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let shape = |o: &mut Options, _: &mut GenerateOptions| (o.microbatch_size, o.prefetch) = (Some(2), 2);
+            let mut loaders = [given.loader_with(0, 2, shape), given.loader_with(1, 2, shape)];
+            assert_eq!(hashes(&mut loaders, 25, |_| FIRST), expected);
+            // Cut and gone on with, and another model on the way.
+            let mut one = given.loader(0, 1);
+            assert_eq!(hashes(std::slice::from_mut(&mut one), 5, |_| FIRST), expected.clone().into_iter().take(5).collect());
+            one.set_model("second", None, 6).unwrap();
+            let state = one.save();
+            let model = |step| if step < 6 { FIRST } else { "second none" };
+            let first = hashes(std::slice::from_mut(&mut one), 6, model);
+            drop(one);
+            let mut other = given.loader(0, 1);
+            other.load(&state).unwrap();
+            assert_eq!(hashes(std::slice::from_mut(&mut other), 6, model), first);
+        }));
+        stop.store(true, Ordering::Relaxed);
+        outcome.unwrap();
+    });
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::layout::lw_layout;
 use super::worker::lw_task;
 use crate::base::{Error, Layout, Result};
 use crate::exchange::message::Model;
-use crate::exchange::worker::Task;
+use crate::exchange::worker::{Input, Task};
 use std::collections::HashMap;
 use std::ffi::c_char;
 use std::ptr;
@@ -28,6 +28,8 @@ impl ModelText {
 struct Open {
     model: Arc<ModelText>,
     layout: Arc<lw_layout>,
+    /// What the ticket carries, and how it lies.
+    input: Option<(Arc<lw_layout>, Input)>,
 }
 
 /// The open tasks of one worker.
@@ -43,10 +45,12 @@ pub(super) struct OpenTasks {
 impl OpenTasks {
     /// Opens a task and gives C's form of it.
     pub(super) fn add(&mut self, task: &Task) -> Result<lw_task> {
+        let input = task.input.as_ref().map(|i| Ok::<_, Error>((self.layout_for(&i.layout)?, i.clone()))).transpose()?;
         let (model, layout) = (self.model_text(&task.model), self.layout_for(&task.layout)?);
         let text = |bytes: &Vec<u8>| (bytes.as_ptr().cast::<c_char>(), bytes.len() - 1);
         let (model_id, model_id_len) = text(&model.id);
         let (model_config, model_config_len) = model.config.as_ref().map_or((ptr::null(), 0), text);
+        let id = task.id;
         let task = lw_task {
             data: task.data.cast(),
             capacity: task.capacity as u64,
@@ -63,7 +67,7 @@ impl OpenTasks {
             attempt: task.attempt,
             reserved: 0,
         };
-        self.open.insert(task.id, Open { model, layout });
+        self.open.insert(id, Open { model, layout, input });
         Ok(task)
     }
 
@@ -99,6 +103,11 @@ impl OpenTasks {
     /// The model of an open task.
     pub(super) fn model(&self, id: u64) -> Result<Arc<Model>> {
         self.get(id).map(|open| Arc::clone(&open.model.model))
+    }
+
+    /// What the ticket of an open task carries.
+    pub(super) fn input(&self, id: u64) -> Result<Option<(Arc<lw_layout>, Input)>> {
+        self.get(id).map(|open| open.input.clone())
     }
 
     /// Bytes of all tensors of an open task.

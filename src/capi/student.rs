@@ -78,6 +78,8 @@ pub struct lw_student_options {
     pub arrival_order: i32,
     /// 1: start the `laneway broker` program if no broker answers; it ends when its last student and worker have gone. Default 0.
     pub embedded_broker: i32,
+    /// The tensors that each ticket carries for its worker, given by `lw_student_give`. NULL (the default): none.
+    pub input: *const lw_layout,
 }
 
 const DEFAULTS: lw_student_options = lw_student_options {
@@ -99,6 +101,7 @@ const DEFAULTS: lw_student_options = lw_student_options {
     spin_us: LW_SPIN_ADAPTIVE,
     arrival_order: 0,
     embedded_broker: 0,
+    input: ptr::null(),
 };
 
 // SAFETY: `repr(C)`, begins with a `usize`, and every field is an integer or a raw pointer.
@@ -181,7 +184,7 @@ unsafe fn student_options(given: &lw_student_options, layout: &lw_layout, medium
         other => return Err(Error::invalid(format!("role is {other}; expected LW_ROLE_CLIENT (0) or LW_ROLE_DATASET (1)"))),
     };
     // SAFETY: the caller's promise.
-    let (endpoints, group) = unsafe { (endpoints(&given.endpoints)?, arg::c_string(given.group, "group")?) };
+    let (endpoints, group, input) = unsafe { (endpoints(&given.endpoints)?, arg::c_string(given.group, "group")?, given.input.as_ref()) };
     Ok(StudentOptions {
         endpoints,
         group: group.map(str::to_owned),
@@ -195,6 +198,7 @@ unsafe fn student_options(given: &lw_student_options, layout: &lw_layout, medium
         arrival_order: arg::flag(given.arrival_order, "arrival_order")?,
         seed: given.seed,
         layout: Arc::clone(&layout.layout),
+        input: input.map(|l| Arc::clone(&l.layout)),
         medium,
         embedded_broker: arg::flag(given.embedded_broker, "embedded_broker")?,
         spin_us: given.spin_us,
@@ -229,6 +233,23 @@ pub unsafe extern "C" fn lw_student_set_model(
             unsafe { generation.write(raised) };
         }
         Ok(())
+    })
+}
+
+/// Gives the inputs of the next `count` tickets, in their order: `nbytes` bytes each, one behind the other, as the layout in
+/// `options.input` says. They are copied. A ticket is opened once its input was given; one that is made again keeps its
+/// input; after `lw_student_rewind` they are given again from there.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_student_give(student: *const lw_student, data: *const c_void, nbytes: usize, count: usize) -> lw_status {
+    guard(|| {
+        // SAFETY: the caller promises a valid handle.
+        let student = unsafe { arg::object(student, "student") }?;
+        let all = nbytes.checked_mul(count).ok_or_else(|| Error::invalid("nbytes x count overflows"))?;
+        // SAFETY: the caller promises `count` times `nbytes` bytes.
+        let bytes = unsafe { arg::slice(data.cast::<u8>(), all, "data") }?;
+        let inputs: Vec<Arc<[u8]>> = bytes.chunks_exact(nbytes.max(1)).map(Arc::from).collect();
+        student.student.give(&inputs)
     })
 }
 

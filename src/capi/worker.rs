@@ -243,6 +243,34 @@ pub unsafe extern "C" fn lw_worker_tensor(worker: *const lw_worker, task: *const
     })
 }
 
+/// Describes tensor `index` of what an open task's ticket carries: a view, not to be written, valid while the task is open. Shape and name belong to
+/// the worker. `LW_NOT_FOUND`: it carries nothing.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_worker_input(worker: *const lw_worker, task: *const lw_task, index: usize, tensor: *mut lw_tensor) -> lw_status {
+    guard(|| {
+        // SAFETY: the caller promises a valid handle and task.
+        let (worker, task) = unsafe { (arg::object(worker, "worker")?, arg::object(task, "task")?) };
+        let tensor = arg::out(tensor, "tensor")?;
+        let input = worker.open_tasks().input(task.id)?;
+        let (layout, input) = input.ok_or_else(|| Error::new(Status::NotFound, "the ticket carries no input: its student declared none"))?;
+        // The task holds the bytes as long as it is open.
+        let (view, _) = layout.view(index, input.data.start(), input.data.len())?;
+        // SAFETY: not NULL; the caller promises that it is writable.
+        unsafe { tensor.write(view) };
+        Ok(())
+    })
+}
+
+/// The tensors of what an open task's ticket carries; NULL if it carries nothing, for a task that is not open, and for NULL. Valid until
+/// `lw_worker_free`, not to be freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_worker_input_layout(worker: *const lw_worker, task: *const lw_task) -> *const lw_layout {
+    // SAFETY: the caller promises NULL or a valid handle and task.
+    let (Some(worker), Some(task)) = (unsafe { worker.as_ref() }, unsafe { task.as_ref() }) else { return ptr::null() };
+    guard_or(ptr::null(), || worker.open_tasks().input(task.id).ok().flatten().map_or(ptr::null(), |(layout, _)| Arc::as_ptr(&layout)))
+}
+
 /// Publishes `count` samples of `lengths[i]` bytes at `tasks[i].data` each; `lengths` NULL: all tensors of each. A length that is not the layout's, or a task
 /// that is not open, is `LW_INVALID_ARGUMENT`, and nothing is published. After any other error, a medium's say, what could not be published was failed with its message. `*wanted` (may be NULL) becomes the number that somebody still
 /// waited for; the others were overtaken (a model switch, another worker) and dropped, which is no error. `stream` is reserved for the

@@ -106,6 +106,9 @@ pub struct StudentIntro {
     pub lane: u64,
     /// The tensors of a sample, in the form of [`Layout::to_json`].
     pub layout: String,
+    /// The tensors that a ticket carries for its worker, in the same form; left out: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input: Option<String>,
     /// Where its payload lives.
     pub medium: MediumIntro,
     /// Seats in its segment.
@@ -186,6 +189,9 @@ impl StudentIntro {
         }
         if self.max_workers == 0 || self.max_batch == 0 {
             return Err(Error::invalid("student: max_workers and max_batch must be at least 1"));
+        }
+        if let Some(input) = &self.input {
+            Layout::from_json(input).map_err(|e| e.within("student: input"))?;
         }
         Layout::from_json(&self.layout).map_err(|e| e.within("student"))
     }

@@ -48,7 +48,7 @@ use deal::Place;
 use finite::Finite;
 use guest::Guests;
 use moves::run_plan;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 use teach::Teaching;
@@ -74,6 +74,12 @@ pub struct Stats {
     pub generate: Option<crate::pipeline::GenerateStats>,
 }
 
+/// A row, and where its lane is after it, if it is one of the rank's.
+struct MadeRow {
+    row: BatchRow,
+    mark: Option<(usize, (Arc<[u8]>, u64))>,
+}
+
 /// A rank's iterator over batches. One thread at a time may use it.
 pub struct Loader {
     parts: Parts,
@@ -94,6 +100,8 @@ pub struct Loader {
     marks: Vec<(Arc<[u8]>, u64)>,
     step: u64,
     microbatch: u64,
+    /// Rows behind those of `partial` that were made because their teachers are given them.
+    ahead: VecDeque<MadeRow>,
     /// Rows of the next batch that were made before a deadline passed.
     partial: Vec<BatchRow>,
     /// Where the lanes are after them.
@@ -128,7 +136,7 @@ impl Loader {
         let sources = Arc::new(sources);
         let plan = Arc::new(run_plan(&parts, &sources, &windows, &schedule, &[])?);
         let marks = rank.lanes.clone().map(|lane| (plan.first_anchor(lane), 0)).collect();
-        let teaching = Teaching::new(&parts.recipe, &options, &schedule, &rank);
+        let teaching = Teaching::new(&parts.recipe, &options, &schedule, &rank)?;
         Ok(Loader {
             parts,
             options,
@@ -144,6 +152,7 @@ impl Loader {
             marks,
             step: 0,
             microbatch: 0,
+            ahead: VecDeque::new(),
             partial: Vec::new(),
             partial_marks: BTreeMap::new(),
             buffers: Arc::default(),
@@ -207,7 +216,12 @@ impl Loader {
             let i = first + self.partial.len() as u64;
             let row = if i < self.rank.rows(each) {
                 let row = self.schedule.rows_before(self.step) + i % each;
-                self.row((i / each) as usize, row, finite.as_ref(), deadline)?
+                let made = match self.ahead.pop_front() {
+                    Some(made) => made,
+                    None => self.row((i / each) as usize, row, finite.as_ref(), deadline)?,
+                };
+                self.partial_marks.extend(made.mark);
+                made.row
             } else {
                 BatchRow { of: None, pieces: Vec::new() }
             };
@@ -230,23 +244,23 @@ impl Loader {
     }
 
     /// The row of that number of one of the rank's lanes.
-    fn row(&mut self, slot: usize, row: u64, finite: Option<&Finite>, deadline: Option<Instant>) -> Result<BatchRow> {
+    fn row(&mut self, slot: usize, row: u64, finite: Option<&Finite>, deadline: Option<Instant>) -> Result<MadeRow> {
         let lane = self.rank.lanes.start + slot as u32;
         match finite.map_or(Place::Own, |f| f.deal.place(lane, row)) {
             Place::Own => {}
-            Place::Padding => return Ok(BatchRow { of: Some((lane, row)), pieces: Vec::new() }),
+            Place::Padding => return Ok(MadeRow { row: BatchRow { of: Some((lane, row)), pieces: Vec::new() }, mark: None }),
             Place::Dealt { lane: from, row: of } => {
                 let finite = finite.expect("only finite streams are dealt");
                 let start = LaneStart { lane: from, anchor: None, rows: Some(finite.deal.rows(from)) };
                 let pieces = self.guests.row(&self.plan, &self.parts.work, finite.outline.clone(), start, of, deadline)?;
-                return Ok(BatchRow { of: Some((lane, row)), pieces });
+                return Ok(MadeRow { row: BatchRow { of: Some((lane, row)), pieces }, mark: None });
             }
         }
         let engine = self.engine.as_ref().expect("started by next");
         match engine.next(slot, deadline)? {
             Some(made) if made.number == row => {
-                self.partial_marks.insert(slot, (made.anchor, made.taken));
-                Ok(BatchRow { of: Some((lane, row)), pieces: made.pieces })
+                let row = BatchRow { of: Some((lane, row)), pieces: made.pieces };
+                Ok(MadeRow { row, mark: Some((slot, (made.anchor, made.taken))) })
             }
             Some(made) => Err(Error::new(Status::Corrupt, format!("lane {lane} gave row {} where {row} was expected", made.number))),
             None => Err(Error::new(
@@ -284,6 +298,7 @@ impl Loader {
     fn stop(&mut self) {
         self.engine = None;
         self.guests = Guests::default();
+        self.ahead.clear();
         self.partial.clear();
         self.partial_marks.clear();
         self.forget_samples();

@@ -8,7 +8,7 @@ use super::deal::Place;
 use super::finite::Finite;
 use super::{Loader, Options};
 use crate::base::{Error, Result, Status};
-use crate::pipeline::{Generator, Meta, Model, ModelChange, Sample, Taught, Ticket};
+use crate::pipeline::{Batch, BatchRow, Generator, Meta, Model, ModelChange, Sample, Taught, Ticket};
 use crate::plan::{BatchSchedule, RankLanes};
 use crate::recipe::Recipe;
 use std::collections::VecDeque;
@@ -32,13 +32,14 @@ pub(super) struct Teaching {
 
 impl Teaching {
     /// Of a recipe that has teachers, unless they are not to be asked.
-    pub fn new(recipe: &Recipe, options: &Options, schedule: &BatchSchedule, rank: &RankLanes) -> Option<Teaching> {
-        let (generate, reached) = (recipe.generate.as_ref()?, options.generate.clone()?);
+    pub fn new(recipe: &Recipe, options: &Options, schedule: &BatchSchedule, rank: &RankLanes) -> Result<Option<Teaching>> {
+        let (Some(generate), Some(reached)) = (&recipe.generate, options.generate.clone()) else { return Ok(None) };
         let most = recipe.batch.global_batch.pairs().iter().map(|(step, _)| schedule.rows_at(*step)).max().unwrap_or(1);
         // Those of all steps asked for, and of the microbatch that the trainer holds.
         let ahead = rank.rows(most) * (options.prefetch + 1) + rank.microbatch_rows(most);
-        let generator = Generator::new(generate, recipe.seed, options.rank, ahead, reached);
-        Some(Teaching { generator, models: Vec::new(), asked: None, fence: None, taken: VecDeque::new(), failed: None })
+        let input = generate.input_layout(recipe.pack.max_length)?;
+        let generator = Generator::new(generate, input, recipe.seed, options.rank, ahead, reached);
+        Ok(Some(Teaching { generator, models: Vec::new(), asked: None, fence: None, taken: VecDeque::new(), failed: None }))
     }
 
     /// What the exchange has done, as numbers, once there is a connection.
@@ -79,7 +80,8 @@ impl Loader {
         teaching.fence = None;
         if teaching.asked.is_some_and(|(asked, row)| asked > from_step || (asked == from_step && row > 0)) {
             tracing::debug!(step, from_step, "samples asked for ahead are made anew by the new model");
-            teaching.forget();
+            // Rows that went with their tickets are made again, too, to go again.
+            if teaching.generator.input().is_some() { self.stop() } else { teaching.forget() }
         }
         Ok(())
     }
@@ -114,13 +116,13 @@ impl Loader {
         let Some(mut teaching) = self.teaching.take() else { return Ok(()) };
         let asked = match &teaching.failed {
             Some(error) => Err(error.clone()),
-            None => self.ask_rows(&mut teaching, finite, deadline),
+            None => self.start().and_then(|()| self.ask_rows(&mut teaching, finite, deadline)),
         };
         self.teaching = Some(teaching);
         asked
     }
 
-    fn ask_rows(&self, teaching: &mut Teaching, finite: Option<&Finite>, deadline: Option<Instant>) -> Result<()> {
+    fn ask_rows(&mut self, teaching: &mut Teaching, finite: Option<&Finite>, deadline: Option<Instant>) -> Result<()> {
         let each = self.schedule.rows_at(self.step);
         let (mut step, mut i) = teaching.asked.unwrap_or((self.step, self.microbatch * self.rank.microbatch_rows(each)));
         let (last, end) = (self.step + self.options.prefetch, finite.map_or(u64::MAX, |f| f.deal.steps()));
@@ -134,23 +136,61 @@ impl Loader {
                 (step, i) = (step + 1, 0);
                 continue;
             }
-            let (lane, row) = (self.rank.lanes.start + (i / each) as u32, self.schedule.rows_before(step) + i % each);
-            if finite.is_none_or(|f| f.deal.place(lane, row) != Place::Padding) {
-                // Another rank's fault at a later step must not keep this one from delivering what comes before.
-                let (now, patience) = (step == self.step, Some(Instant::now()));
-                match self.generation_at(teaching, step, if now { deadline } else { patience }) {
-                    Ok(generation) => tickets.push(Ticket { lane, row, generation }),
-                    Err(e) if e.status == Status::Timeout && !now => break Ok(()),
-                    Err(e) => break Err(e),
-                }
+            let (slot, row) = ((i / each) as usize, self.schedule.rows_before(step) + i % each);
+            let lane = self.rank.lanes.start + slot as u32;
+            // Another rank's fault at a later step must not keep this one from delivering what comes before.
+            let now = step == self.step;
+            let patience = if now { deadline } else { Some(Instant::now()) };
+            match self.ticket(teaching, step, (slot, row), finite, patience) {
+                Ok(ticket) => tickets.extend(ticket),
+                Err(e) if e.status == Status::Timeout && !now => break Ok(()),
+                Err(e) => break Err(e),
             }
             i += 1;
         };
         if !tickets.is_empty() {
-            teaching.generator.ask(&tickets)?;
+            teaching.generator.ask(tickets)?;
         }
         teaching.asked = Some((step, i));
         outcome
+    }
+
+    /// The ticket of a row; none for padding. Where tickets carry inputs, the row is made for it and put behind those made ahead.
+    fn ticket(
+        &mut self,
+        teaching: &mut Teaching,
+        step: u64,
+        (slot, row): (usize, u64),
+        finite: Option<&Finite>,
+        deadline: Option<Instant>,
+    ) -> Result<Option<Ticket>> {
+        let lane = self.rank.lanes.start + slot as u32;
+        let is_padding = finite.is_some_and(|f| f.deal.place(lane, row) == Place::Padding);
+        let generation = if is_padding { 0 } else { self.generation_at(teaching, step, deadline)? };
+        let mut input = None;
+        if teaching.generator.input().is_some() {
+            let made = self.row(slot, row, finite, deadline)?;
+            input = Some(self.input_of(teaching, &made.row));
+            self.ahead.push_back(made);
+        }
+        Ok((!is_padding).then_some(Ticket { lane, row, generation, input }))
+    }
+
+    /// What a ticket carries of its row: the tensors that a batch of that row has.
+    fn input_of(&self, teaching: &Teaching, row: &BatchRow) -> Arc<[u8]> {
+        let layout = teaching.generator.input().expect("asked where tickets carry inputs");
+        let one = Batch::new(0, (0, 1), vec![BatchRow { of: row.of, pieces: row.pieces.clone() }], self.shape(), self.buffers.clone());
+        let mut bytes = vec![0u8; layout.nbytes()];
+        for (i, spec) in layout.specs().iter().enumerate() {
+            let out = &mut bytes[layout.offset(i)..];
+            let wide = |out: &mut [u8], values: &[i64]| out.chunks_exact_mut(8).zip(values).for_each(|(o, v)| o.copy_from_slice(&v.to_le_bytes()));
+            match spec.name.as_str() {
+                "input_ids" => wide(out, one.input_ids()),
+                "positions" => wide(out, one.positions()),
+                _ => out.chunks_exact_mut(4).zip(one.segment_ids()).for_each(|(o, v)| o.copy_from_slice(&v.to_le_bytes())),
+            }
+        }
+        bytes.into()
     }
 
     fn generation_at(&self, teaching: &mut Teaching, step: u64, deadline: Option<Instant>) -> Result<u64> {
@@ -196,7 +236,7 @@ impl Loader {
             }
         }
         let mut taken = std::mem::take(&mut teaching.taken);
-        let sample = |row: &crate::pipeline::BatchRow| match row.of {
+        let sample = |row: &BatchRow| match row.of {
             Some(_) if !row.pieces.is_empty() => taken.pop_front().map(|(_, _, sample)| sample),
             _ => None,
         };

@@ -59,7 +59,7 @@ impl Default for GenerateOptions {
 }
 
 /// A row that a teacher is to see.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ticket {
     /// Its lane.
     pub lane: u32,
@@ -67,6 +67,8 @@ pub struct Ticket {
     pub row: u64,
     /// The generation that is to make it, as [`Generator::generation`] gave it.
     pub generation: u64,
+    /// What it carries, as [`Generator::input`] says.
+    pub input: Option<Arc<[u8]>>,
 }
 
 /// Generations that a broker keeps.
@@ -89,6 +91,7 @@ enum State {
 pub struct Generator {
     recipe: GenerateRecipe,
     layout: Arc<Layout>,
+    input: Option<Arc<Layout>>,
     seed: u64,
     rank: u32,
     /// Rows that are asked for ahead, at most.
@@ -116,10 +119,12 @@ fn nanos(deadline: Option<Instant>) -> Nanos {
 
 impl Generator {
     /// For a rank of a run whose recipe has that seed and of whose rows at most `ahead` are asked for at a time. Nothing is connected yet.
-    pub fn new(recipe: &GenerateRecipe, seed: u64, rank: u32, ahead: u64, options: GenerateOptions) -> Generator {
+    /// `input` is what tickets carry.
+    pub fn new(recipe: &GenerateRecipe, input: Option<Layout>, seed: u64, rank: u32, ahead: u64, options: GenerateOptions) -> Generator {
         Generator {
             recipe: recipe.clone(),
             layout: Arc::new(recipe.layout.clone()),
+            input: input.map(Arc::new),
             seed,
             rank,
             ahead,
@@ -135,6 +140,11 @@ impl Generator {
         &self.layout
     }
 
+    /// The tensors that tickets carry, if they do.
+    pub fn input(&self) -> Option<&Arc<Layout>> {
+        self.input.as_ref()
+    }
+
     fn student_options(&self) -> Result<StudentOptions> {
         let fits = (ENOUGH / (self.layout.nbytes() as u64).max(1)).max(2);
         let wanted = if self.options.window > 0 { u64::from(self.options.window) } else { self.ahead.min(fits) };
@@ -143,6 +153,7 @@ impl Generator {
         let mut options = StudentOptions::new(endpoints, numbering, self.layout.clone());
         options.group = self.options.group.clone();
         options.tickets = Tickets::Asked;
+        options.input = self.input.clone();
         // One beside the window may always be held.
         options.slot_count = u32::try_from(wanted + 1).unwrap_or(u32::MAX).min(MAX_SLOTS / 4);
         options.max_workers = self.options.max_workers;
@@ -223,8 +234,9 @@ impl Generator {
     }
 
     /// Has teachers make these rows, behind those asked for before.
-    pub fn ask(&mut self, tickets: &[Ticket]) -> Result<()> {
-        let asked: Vec<Asked> = tickets.iter().map(|t| Asked { lane: u64::from(t.lane), step: t.row, generation: t.generation }).collect();
+    pub fn ask(&mut self, tickets: Vec<Ticket>) -> Result<()> {
+        let ask = |t: Ticket| Asked { lane: u64::from(t.lane), step: t.row, generation: t.generation, input: t.input };
+        let asked: Vec<Asked> = tickets.into_iter().map(ask).collect();
         match &self.state {
             State::Open(student) => student.ask(&asked),
             _ => Err(Error::invalid("tickets need a generation first")),

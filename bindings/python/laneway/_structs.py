@@ -101,6 +101,7 @@ class StudentOptions(ctypes.Structure):
         ("spin_us", c_uint32),
         ("arrival_order", c_int32),
         ("embedded_broker", c_int32),
+        ("input", c_void_p),
     ]
 
 

@@ -15,6 +15,8 @@ from ctypes import c_size_t, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from . import _dtypes, _native, _structs
 from ._dtypes import Framework
 from ._endpoints import Endpoints
@@ -31,6 +33,7 @@ _log = logging.getLogger("laneway.worker")
 _TASK = _structs.TASK
 _TASK_SIZE = _TASK.size
 _MOST_TEXT = 16 * 1024
+_NAMES = {number: name for name, number in _dtypes.NUMBERS.items()}
 _PATIENCE_S = 2.0
 _MOST_VIEWS = 4096
 """Slots whose views are kept: more than the slots of eight students; beyond that they are made again."""
@@ -79,11 +82,17 @@ class Task:
     model_cfg: dict[str, Any] | None
     tensors: dict[str, Any]
 
-    _inputs: Inputs | None
+    _inputs: Inputs
     _index: int
 
     def __getitem__(self, name: str) -> Any:
         return self.tensors[name]
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What the ticket carries, by name: the student's ``input_config``, or a row's ``input_ids``, ``positions`` and ``segment_ids`` (a recipe's
+        ``input = "tokens"``). Not to be written, and gone when the function returns. Empty if it carries nothing."""
+        return self._inputs.carried(self._index)
 
     @property
     def rows(self) -> Batch:
@@ -94,8 +103,6 @@ class Task:
             InvalidArgument: the worker has no recipe.
             Refused: the student's rows are of another recipe or other data; names what differs.
         """
-        if self._inputs is None:
-            raise InvalidArgument("this worker has no recipe to make rows from: pass Worker(recipe=…)")
         return self._inputs.batch()
 
     @property
@@ -109,16 +116,33 @@ class Task:
 
 
 class Inputs:
-    """The rows of the tasks of one call, made when they are first looked at."""
+    """What the tasks of one call are to be made from, looked up when it is first asked for."""
 
-    def __init__(self, rows: Rows, worker: int, raw: bytes, count: int) -> None:
-        self._rows, self._worker, self._raw, self._count = rows, worker, raw, count
+    def __init__(self, rows: Rows | None, worker: int, raw: bytes, as_torch: bool) -> None:
+        self._rows, self._worker, self._raw, self._as_torch = rows, worker, raw, as_torch
         self._batch: Batch | None = None
+
+    def carried(self, index: int) -> dict[str, Any]:
+        """As :attr:`Task.inputs`."""
+        lib = _native.lib()
+        raw = self._raw[index * _TASK_SIZE : (index + 1) * _TASK_SIZE]
+        layout = lib.lw_worker_input_layout(self._worker, raw)
+        carried: dict[str, Any] = {}
+        for i in range(0 if layout is None else lib.lw_layout_count(layout)):
+            tensor = _structs.Tensor()
+            _native.check(lib.lw_worker_input(self._worker, raw, i, ctypes.byref(tensor)))
+            dtype = _NAMES[tensor.dtype]
+            memory: Any = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data)
+            array = np.ndarray(tuple(tensor.shape[: tensor.ndim]), _dtypes.storage_dtype(dtype), memory)
+            carried[tensor.name.decode()] = _dtypes.viewer(dtype, self._as_torch)(array)
+        return carried
 
     def batch(self) -> Batch:
         """As :attr:`Task.rows`."""
         if self._batch is None:
-            self._batch = self._rows.of_tasks(self._worker, self._raw, self._count)
+            if self._rows is None:
+                raise InvalidArgument("this worker has no recipe to make rows from: pass Worker(recipe=…)")
+            self._batch = self._rows.of_tasks(self._worker, self._raw, len(self._raw) // _TASK_SIZE)
         return self._batch
 
 
@@ -133,6 +157,7 @@ class WorkerLoop:
         self._lw_commit = _native.lib().lw_worker_commit
         # Before anybody can give it tasks: datasets may have to be indexed.
         self._rows = None if options.open_rows is None else options.open_rows()
+        self._as_torch = options.fill_fn is not None and _dtypes.use_torch(options.framework)
         self._handle: int | None = _open(options, timeout_s)
         # Held while the handle is used outside the loop, so that it is not freed meanwhile; re-entrant for signal handlers.
         self._use = threading.RLock()
@@ -213,7 +238,7 @@ class WorkerLoop:
 
     def _tasks(self, raw: bytes) -> list[tuple[Task, int]]:
         tasks: list[tuple[Task, int]] = []
-        inputs = None if self._rows is None or self._handle is None else Inputs(self._rows, self._handle, raw, len(raw) // _TASK_SIZE)
+        inputs = Inputs(self._rows, self._handle or 0, raw, self._as_torch)
         for address, capacity, _, lane, step, seed, generation, id_at, id_len, config_at, config_len, _, attempt, _ in _TASK.iter_unpack(raw):
             if not tasks:
                 self._learn_model((id_at, id_len, config_at, config_len))

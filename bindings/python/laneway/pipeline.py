@@ -282,7 +282,8 @@ class Pipeline:
             model_id, model_cfg: what they make it with, from step 0 on; :meth:`set_model` changes it at a step. None has no place in ``model_cfg``.
             layout: the tensors that are made of a row.
             batch_size: most rows that a worker takes at once.
-            input: what a worker is given of a row: ``"ticket"``, from which it makes the row itself.
+            input: what a worker is given of a row: ``"ticket"``, from which it makes the row itself (``task.rows``), or ``"tokens"``, the row
+                (``task.inputs``).
             options: where the workers are. It changes no byte.
         """
         self._change()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from laneway import BatchConfig, GenerateOptions, Loader, Pipeline, Rows, Task, TaskError, TensorSpec, Worker, errors, global_hash
+from laneway import BatchConfig, GenerateOptions, Loader, Pipeline, Rows, StudentClient, Task, TaskError, TensorSpec, Worker, errors, global_hash
 from laneway.io import Dataset
 from laneway.work import StaticMixtureWorkSource
 
@@ -27,6 +27,9 @@ model_cfg = { scale = 2 }
 layout = [{ name = "scaled", shape = [32], dtype = "float32" }, { name = "half", shape = [], dtype = "bfloat16" }]
 batch_size = 4
 """
+
+
+CONFIG = BatchConfig([TensorSpec("scaled", (32,), "float32"), TensorSpec("half", (), "bfloat16")])
 
 
 @pytest.fixture
@@ -144,8 +147,6 @@ def test_nobody_there_is_an_error_and_not_a_hang(folder: Path, taught: str) -> N
 
 
 def test_a_pipeline_has_teachers_as_one_more_call(house: Any, lanes: Path) -> None:
-    config = BatchConfig([TensorSpec("scaled", (32,), "float32"), TensorSpec("half", (), "bfloat16")])
-
     def build() -> Pipeline:
         files = [Dataset.from_path("wiki", str(lanes.parent / "wiki.jsonl")), Dataset.from_path("news", lanes.parent / "news")]
         work = StaticMixtureWorkSource(datasets=files, mixture={"wiki": 0.5, "news": 0.5}, exhausted_policy="repeat", seed=7)
@@ -153,8 +154,8 @@ def test_a_pipeline_has_teachers_as_one_more_call(house: Any, lanes: Path) -> No
         pipeline = pipeline.tokenize(tokenizer_id=str(lanes.parent / "tokenizer.json"), field="text", special_tokens="eos")
         return pipeline.pack_flat(max_length=32, algorithm="wrap").shuffle(buffer_size=64, seed=42).batch(microbatch_size=8)
 
-    built = build().generate("first", config, 4, model_cfg={"scale": 2}, options=GenerateOptions(group="p"))
-    assert built.recipe.taught_config() == config and build().recipe.taught_config() is None
+    built = build().generate("first", CONFIG, 4, model_cfg={"scale": 2}, options=GenerateOptions(group="p"))
+    assert built.recipe.taught_config() == CONFIG and build().recipe.taught_config() is None
     assert build().recipe.difference(built.recipe).startswith("generate.")
     with Teaching(built.recipe), built:
         for step, batch in zip(range(6), built, strict=False):
@@ -165,7 +166,54 @@ def test_a_pipeline_has_teachers_as_one_more_call(house: Any, lanes: Path) -> No
     with pytest.raises(TypeError, match="expected a BatchConfig"):
         build().generate("first", {"x": 1})  # type: ignore[arg-type]
     with pytest.raises(errors.InvalidArgument, match="model_cfg holds None"):
-        build().generate("first", config, model_cfg={"a": [None]})
+        build().generate("first", CONFIG, model_cfg={"a": [None]})
+
+
+def test_workers_without_the_recipe_are_given_the_rows(house: Any, taught: str) -> None:
+    def fill(tasks: list[Task]) -> None:
+        for task in tasks:
+            assert set(task.inputs) == {"input_ids", "positions", "segment_ids"}
+            task["scaled"][:] = np.asarray(task.inputs["input_ids"], np.float32) * 2 + task.inputs["positions"]
+            task["half"][...] = 0
+        with pytest.raises(errors.InvalidArgument, match="no recipe to make rows from"):
+            _ = tasks[0].rows
+
+    given = taught + 'input = "tokens"\n'
+    worker = Worker(fill_fn=fill, batch_config=CONFIG, batch_size=3, framework="numpy")
+    worker.start()
+    with Loader(given, framework="numpy", generate=GenerateOptions(group="g")) as loader, Loader(taught, generate=False, framework="numpy") as alone:
+        for batch, same in zip(range(20), alone, strict=False):
+            batch = next(loader)
+            assert (batch.input_ids == same.input_ids).all()
+            np.testing.assert_array_equal(batch["scaled"], batch.input_ids.astype(np.float32) * 2 + batch.positions)
+    worker.stop()
+
+
+def test_a_students_tickets_carry_what_it_gives(house: Any) -> None:
+    def fill(tasks: list[Task]) -> None:
+        for task in tasks:
+            if task.step == 4 and task.attempt == 0:
+                raise RuntimeError("once")
+            task["y"][:] = task.inputs["x"] * 2 + task.inputs["n"]
+
+    config = BatchConfig([TensorSpec("y", (8,), "int64")])
+    inputs = BatchConfig([TensorSpec("x", (8,), "int64"), TensorSpec("n", (), "int32")])
+    worker = Worker(fill_fn=fill, batch_config=config, batch_size=4, framework="numpy")
+    worker.start()
+    with StudentClient(0, 8, config, group="i", input_config=inputs, prefetch=7, framework="numpy") as client:
+        client.set_model("m")
+        for n in range(20):
+            client.give({"x": np.arange(8) + n, "n": np.int32(n)})
+        for n in range(20):
+            if n == 10:
+                client.set_model("again")  # tickets made anew keep what they carry
+            sample = client.request_sample(60_000)
+            assert sample is not None and (sample.step, sample["y"].tolist()) == (n, (2 * (np.arange(8) + n) + n).tolist())
+            sample.release()
+        assert client.request_sample(50) is None  # no ticket without its input
+        with pytest.raises(ValueError, match="input 0 has 3 bytes"):
+            client.give(b"abc")
+    worker.stop()
 
 
 def test_wrong_use_is_named(lanes: Path, taught: str) -> None:
@@ -177,10 +225,8 @@ def test_wrong_use_is_named(lanes: Path, taught: str) -> None:
         Loader(taught, generate="yes")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="broker is 'mine'"):
         GenerateOptions(broker="mine")
-    task = Task()
-    task._inputs = None
-    with pytest.raises(errors.InvalidArgument, match="no recipe to make rows from"):
-        _ = task.rows
+    with pytest.raises(ValueError, match="no input_config"):
+        StudentClient(0, 4, CONFIG).give(b"")
 
 
 def test_rows_of_a_parent_are_not_a_childs(lanes: Path) -> None:

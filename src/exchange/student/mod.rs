@@ -77,7 +77,7 @@ pub struct Sample {
 }
 
 /// A ticket that a student is asked to have made ([`Tickets::Asked`]).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
     /// The ticket's lane.
     pub lane: u64,
@@ -85,6 +85,8 @@ pub struct Asked {
     pub step: u64,
     /// The model generation that is to make it.
     pub generation: u64,
+    /// What it carries for its worker: the bytes of [`StudentOptions::input`], if there is one.
+    pub input: Option<Arc<[u8]>>,
 }
 
 /// One reference to a sample; dropping it gives the reference back, on any thread, and does nothing in a forked child.
@@ -179,6 +181,8 @@ impl Student {
             sample_bytes: options.layout.nbytes() as u64,
             slot_stride: 0,
             layout_hash: options.layout.hash(),
+            input_bytes: options.input.as_ref().map_or(0, |l| l.nbytes() as u64),
+            input_hash: options.input.as_ref().map_or(0, |l| l.hash()),
         };
         let mut options = options;
         let choice = std::mem::replace(&mut options.medium, crate::medium::MediumChoice::Shm);
@@ -212,6 +216,7 @@ impl Student {
             data_workers: options.numbering.data_workers,
             lane,
             layout: options.layout.to_json(),
+            input: options.input.as_ref().map(|l| l.to_json()),
             medium: crate::exchange::message::MediumIntro { kind: medium.kind().to_owned(), buf_name: medium.buf_name().to_owned() },
             max_workers: options.max_workers,
             max_batch: options.max_batch,
@@ -350,7 +355,20 @@ impl Student {
         if self.inner.options.tickets != Tickets::Asked {
             return Err(Error::invalid("this student numbers its tickets itself"));
         }
+        tickets.iter().try_for_each(|t| self.inner.check_input(t.input.as_deref()))?;
         self.inner.window().ask(&self.inner, tickets)
+    }
+
+    /// Inputs for the next tickets of a student that numbers them itself, in their order: a ticket is opened once its input was given. A ticket that is made again
+    /// keeps its input; after `rewind` they are to be given again from there.
+    pub fn give(&self, inputs: &[Arc<[u8]>]) -> Result<()> {
+        self.check()?;
+        if self.inner.options.tickets != Tickets::Numbered {
+            return Err(Error::invalid("this student's tickets carry the inputs that they are asked with"));
+        }
+        inputs.iter().try_for_each(|input| self.inner.check_input(Some(input)))?;
+        self.inner.window().give(inputs);
+        Ok(())
     }
 
     /// Takes back every ticket that was asked for and not delivered. Only with [`Tickets::Asked`].
@@ -500,6 +518,15 @@ impl Inner {
                 Err(e) => tracing::info!("the model of generation {generation} is not known any more ({e}): set_model sets another one"),
             }
         }
+    }
+
+    fn check_input(&self, input: Option<&[u8]>) -> Result<()> {
+        let (given, need) = (input.map(<[u8]>::len), self.options.input.as_ref().map(|l| l.nbytes()));
+        if given == need {
+            return Ok(());
+        }
+        let shown = |n: Option<usize>| n.map_or("none".into(), |n| format!("one of {n} bytes"));
+        Err(Error::invalid(format!("a ticket was given {} as its input; this student's carry {}", shown(given), shown(need))))
     }
 
     fn page(&self) -> &GroupPage {

@@ -4,6 +4,7 @@ use crate::base::{Error, Layout, Result};
 use crate::exchange::message::{Endpoints, StudentRole};
 use crate::medium::MediumChoice;
 use crate::segment::cell::{MAX_SEATS, MAX_SLOTS};
+use crate::segment::layout::MAX_INPUT;
 use std::sync::Arc;
 
 /// Who this student is among those of its job. Without a recipe, this names its lane: `rank · max(1, data_workers) + data_worker`.
@@ -66,6 +67,8 @@ pub struct StudentOptions {
     pub seed: u64,
     /// The tensors of a sample.
     pub layout: Arc<Layout>,
+    /// The tensors that a ticket carries for its worker (none).
+    pub input: Option<Arc<Layout>>,
     /// Where payload bytes live (shared memory).
     pub medium: MediumChoice,
     /// Start a broker of one's own if none runs.
@@ -90,6 +93,7 @@ impl StudentOptions {
             arrival_order: false,
             seed: 0,
             layout,
+            input: None,
             medium: MediumChoice::Shm,
             embedded_broker: false,
             spin_us: crate::exchange::spin::ADAPTIVE,
@@ -117,6 +121,9 @@ impl StudentOptions {
         }
         if self.layout.nbytes() == 0 {
             return Err(Error::invalid("the layout's tensors have no bytes: nothing could be delivered"));
+        }
+        if let Some(bytes) = self.input.as_ref().map(|l| l.nbytes() as u64).filter(|n| *n == 0 || *n > MAX_INPUT) {
+            return Err(Error::invalid(format!("a ticket's input has {bytes} bytes; expected 1 to {MAX_INPUT}")));
         }
         self.total_slots().map(drop)
     }

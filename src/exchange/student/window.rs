@@ -7,6 +7,7 @@ use crate::segment::cell::{CellState, CellWord, Ticket};
 use crate::segment::region::Segment;
 use crate::segment::slot::Content;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Durations remembered for the 95th percentile, and how many must be known before anybody is suspected of being slow.
@@ -50,6 +51,8 @@ pub struct Window {
     next_step: u64,
     /// With [`Tickets::Asked`]: tickets that no cell has yet.
     asked: VecDeque<Asked>,
+    /// Otherwise, where tickets carry inputs: those of the next ones.
+    inputs: VecDeque<Arc<[u8]>>,
     /// The generation of all open tickets (of the last one delivered, with [`Tickets::Asked`]); 0: none was opened yet.
     generation: u64,
     /// Tickets opened since workers were last rung.
@@ -78,6 +81,7 @@ impl Window {
             in_flight: 0,
             next_step: 0,
             asked: VecDeque::new(),
+            inputs: VecDeque::new(),
             generation: 0,
             unrung: 0,
             pending: None,
@@ -153,7 +157,7 @@ impl Window {
         for position in self.oldest..self.opened {
             let entry = self.entries[inner.segment.cell_index(position)];
             if !entry.done {
-                self.open_at(inner, Ticket { generation: now, attempt: 0, ..entry.ticket });
+                self.open_at(inner, Ticket { generation: now, attempt: 0, ..entry.ticket }, None);
                 inner.stats.fenced.fetch_add(1, Ordering::Relaxed);
             }
         }
@@ -168,11 +172,15 @@ impl Window {
         let ahead = if numbered { inner.options.prefetch } else { room };
         let target = ask.saturating_add(ahead).min(room);
         while self.in_flight < target && self.opened - self.oldest < self.entries.len() as u64 {
-            let next = if numbered { Some(Asked { lane: inner.lane, step: self.next_step, generation: self.generation }) } else { self.asked.pop_front() };
-            let Some(Asked { lane, step, generation }) = next else { break };
+            let next = match (numbered, &inner.options.input) {
+                (false, _) => self.asked.pop_front(),
+                (true, None) => Some(self.numbered(inner, None)),
+                (true, Some(_)) => self.inputs.pop_front().map(|input| self.numbered(inner, Some(input))),
+            };
+            let Some(Asked { lane, step, generation, input }) = next else { break };
             let seed = ticket_seed(inner.options.seed, lane, step);
             let ticket = Ticket { position: self.opened, lane, step, seed, generation, attempt: 0 };
-            let word = self.open_at(inner, ticket);
+            let word = self.open_at(inner, ticket, input.as_deref());
             if word.is_worn() {
                 let message =
                     "this student's segment has used up its ticket versions: close it and open a new student, which continues at the cursor";
@@ -187,12 +195,16 @@ impl Window {
     }
 
     /// Opens (again) the ticket's cell, whatever is in it, and frees a sample that was made in vain.
-    fn open_at(&mut self, inner: &Inner, ticket: Ticket) -> CellWord {
+    /// Its input stays unless there is another one.
+    fn open_at(&mut self, inner: &Inner, ticket: Ticket, input: Option<&[u8]>) -> CellWord {
         let index = inner.segment.cell_index(ticket.position);
         let cell = &inner.segment.cells()[index];
         let withdrawn = cell.withdraw();
         discard(inner, index, withdrawn);
         inner.deaths.reset(index, withdrawn.version() + 1);
+        if let Some(input) = input {
+            inner.segment.write_input(index, input);
+        }
         let word = cell.open(&ticket);
         self.entries[index] = Entry { ticket, version: word.version(), done: false };
         self.unrung += 1;
@@ -276,7 +288,7 @@ impl Window {
         let Ticket { lane, step, .. } = entry.ticket;
         tracing::warn!("ticket (lane {lane}, step {step}), attempt {attempts} of {}, failed: {text}", inner.options.max_attempts);
         if attempts < u64::from(inner.options.max_attempts) {
-            self.open_at(inner, Ticket { attempt: attempts, ..entry.ticket });
+            self.open_at(inner, Ticket { attempt: attempts, ..entry.ticket }, None);
             self.ring(inner);
             return Ok(());
         }
@@ -387,13 +399,22 @@ impl Window {
 
     /// See `Student::ask`.
     pub fn ask(&mut self, inner: &Inner, tickets: &[Asked]) -> Result<()> {
-        self.asked.extend(tickets);
+        self.asked.extend(tickets.iter().cloned());
         self.start(inner)?;
         if self.generation != 0 {
             self.fill(inner, 0)?;
             self.ring(inner);
         }
         Ok(())
+    }
+
+    /// See `Student::give`.
+    pub fn give(&mut self, inputs: &[Arc<[u8]>]) {
+        self.inputs.extend(inputs.iter().cloned());
+    }
+
+    fn numbered(&self, inner: &Inner, input: Option<Arc<[u8]>>) -> Asked {
+        Asked { lane: inner.lane, step: self.next_step, generation: self.generation, input }
     }
 
     /// See `Student::forget`.
@@ -415,6 +436,7 @@ impl Window {
         self.start(inner)?;
         self.withdraw_all(inner);
         self.pending = None;
+        self.inputs.clear();
         self.next_step = step;
         inner.page().set_cursor(inner.lane, step);
         Ok(())

@@ -283,6 +283,11 @@ impl Serve {
                 continue;
             }
             cell.note_claim(now);
+            let Some(input) = attachment.input(position, word) else {
+                // The ticket was withdrawn while its input was read: what was read may be another's.
+                self.clients[turn].spare = Some((slot, slot_word));
+                continue;
+            };
             let capacity = attachment.layout.nbytes();
             let (data, scratch) = match attachment.medium.slot(slot) {
                 Some(data) => (data.as_ptr(), None),
@@ -314,6 +319,7 @@ impl Serve {
                 attempt: ticket.attempt as u32,
                 model: model.clone(),
                 layout: attachment.layout.clone(),
+                input,
                 data,
                 capacity,
             });
