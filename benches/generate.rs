@@ -177,10 +177,7 @@ fn main() {
             let _worker = start_worker(&house.dir, 5000);
             let raw = 1.0 / house.of_exchange(1000, "slow raw").1;
             let taught = 1.0 / house.of_loader(&mut house.loader(true, "slow taught"), 1000).1;
-            println!(
-                "{{\"what\": \"slow_teacher\", \"taught_per_s\": {taught:.1}, \"exchange_per_s\": {raw:.1}, \"share\": {:.3}}}",
-                taught / raw
-            );
+            println!("{{\"what\": \"slow_teacher\", \"taught_per_s\": {taught:.1}, \"exchange_per_s\": {raw:.1}, \"share\": {:.3}}}", taught / raw);
         }
         _ => {
             eprintln!("usage: generate");

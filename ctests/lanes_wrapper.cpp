@@ -118,6 +118,51 @@ void functions_are_called_and_freed_and_may_throw() {
   CHECK(error_of([&] { failing.next(); }).status() == LW_CLOSED);
 }
 
+// Lets two documents of a lane change places.
+class Swap : public laneway::LaneOperator {
+ public:
+  explicit Swap(std::shared_ptr<int> counted) : counted_(std::move(counted)) {}
+  void push(const lw_piece& piece, laneway::Pieces& pieces) override {
+    if (piece.document == 13) throw std::runtime_error("thirteen");
+    if (!held_) return pieces.hold(piece), held_ = piece.number, void();
+    pieces.emit(piece);
+    flush(pieces);
+  }
+  void flush(laneway::Pieces& pieces) override {
+    if (!held_) return;
+    pieces.emit(pieces.get(*held_)), pieces.release(*held_), held_.reset(), ++swaps_;
+  }
+  std::string save(laneway::Pieces&) override { return std::to_string(swaps_); }
+  void load(std::string_view state, const std::vector<lw_piece>& held, laneway::Pieces&) override {
+    swaps_ = std::stoi(std::string(state));
+    if (!held.empty()) held_ = held[0].number;
+  }
+
+ private:
+  std::shared_ptr<int> counted_;
+  std::optional<std::uint64_t> held_;
+  int swaps_ = 0;
+};
+
+void an_operator_keeps_its_state_and_may_throw() {
+  const auto counted = std::make_shared<int>(0);
+  const laneway::Operator swap{"swap 1", [counted](std::uint32_t) { return std::make_unique<Swap>(counted); }};
+  const std::string first = "functions = [\"swap 1\"]\n";
+  {
+    const laneway::Loader all(endless(first), {}, {swap}), some(endless(first), {}, {swap});
+    for (int step = 0; step < 2; ++step) CHECK(all.next()->row_hashes() == some.next()->row_hashes());
+    const laneway::Loader resumed(endless(first), {}, {swap});
+    resumed.load({some.save()});
+    CHECK(all.next()->row_hashes() == resumed.next()->row_hashes());
+    const laneway::Error error = error_of([&] {
+      while (all.next()) {
+      }
+    });
+    CHECK(error.status() == LW_DATA && has(error, "operator 'swap 1'") && has(error, "thirteen"));
+  }
+  CHECK(counted.use_count() == 2);  // this one, and that of `swap`
+}
+
 void rows_come_by_their_tickets() {
   const laneway::Loader loader(endless());
   const laneway::Rows rows(endless());
@@ -138,5 +183,6 @@ int main() {
   a_run_goes_on_with_another_number_of_ranks();
   a_batch_outlives_its_loader();
   functions_are_called_and_freed_and_may_throw();
+  an_operator_keeps_its_state_and_may_throw();
   rows_come_by_their_tickets();
 }

@@ -367,24 +367,16 @@ impl GenerateRecipe {
         }
         match self.layout.specs().iter().find(|s| BATCH_TENSORS.contains(&s.name.as_str())) {
             None => Ok(()),
-            Some(spec) => Err(Error::invalid(format!("generate.layout: a batch has a '{}' already; give the teacher's tensor another name", spec.name))),
+            Some(spec) => {
+                Err(Error::invalid(format!("generate.layout: a batch has a '{}' already; give the teacher's tensor another name", spec.name)))
+            }
         }
     }
 }
 
 /// Names that a batch's own tensors have: a teacher's must be others.
-pub const BATCH_TENSORS: [&str; 10] = [
-    "input_ids",
-    "labels",
-    "positions",
-    "segment_ids",
-    "loss_mask",
-    "cu_seqlens",
-    "max_seqlen",
-    "num_valid_tokens",
-    "provenance",
-    "hashes",
-];
+pub const BATCH_TENSORS: [&str; 10] =
+    ["input_ids", "labels", "positions", "segment_ids", "loss_mask", "cu_seqlens", "max_seqlen", "num_valid_tokens", "provenance", "hashes"];
 
 /// Everything that may change a byte.
 #[derive(Clone, Debug, PartialEq)]

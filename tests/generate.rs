@@ -235,9 +235,13 @@ fn any_number_of_workers_ranks_and_depths_gives_the_same_rows_and_samples() {
     let house = house(|r| r);
     let alone = beside(&house, &[1], &no_fault, || hashes(&mut [house.loader(0, 1)], 30, |_| FIRST));
     assert_eq!(alone.len(), 30);
-    for (teachers, ranks, micro, prefetch, window) in
-        [(&[4, 4][..], 1, Some(3), 3, 0), (&[2, 1, 4, 3], 2, None, 0, 0), (&[1, 2], 4, Some(1), 1, 0), (&[4], 2, Some(2), 2, 2), (&[4], 8, None, 1, 1)]
-    {
+    for (teachers, ranks, micro, prefetch, window) in [
+        (&[4, 4][..], 1, Some(3), 3, 0),
+        (&[2, 1, 4, 3], 2, None, 0, 0),
+        (&[1, 2], 4, Some(1), 1, 0),
+        (&[4], 2, Some(2), 2, 2),
+        (&[4], 8, None, 1, 1),
+    ] {
         let shape = |options: &mut Options, generate: &mut GenerateOptions| {
             (options.microbatch_size, options.prefetch, options.uneven, generate.window) = (micro, prefetch, micro == Some(3), window);
         };

@@ -107,7 +107,7 @@ pub struct lw_batch {
 impl lw_batch {
     /// A handle with one reference.
     pub(super) fn hand_out(batch: Batch, schedule: &BatchSchedule, datasets: Arc<[Dataset]>) -> *mut lw_batch {
-        let matrix = [batch.rows().len() as i64, batch.length() as i64];
+        let matrix = [batch.num_rows() as i64, batch.length() as i64];
         // Its names were checked when the recipe was read.
         let taught = batch.taught().and_then(|t| lw_layout::new(Arc::clone(t.layout())).ok());
         let schedule = schedule.clone();
@@ -154,7 +154,7 @@ impl lw_batch {
             microbatches: batch.microbatches(),
             rows: self.matrix[0] as u64,
             row_length: self.matrix[1] as u64,
-            segments: batch.rows().iter().map(|r| r.pieces.len() as u64).sum(),
+            segments: batch.num_segments(),
             num_tokens: batch.num_tokens(),
             num_valid_tokens: batch.num_valid_tokens(),
             max_seqlen: i64::from(batch.max_seqlen()),
@@ -320,7 +320,7 @@ pub unsafe extern "C" fn lw_batch_rows(batch: *const lw_batch, rows: *mut lw_row
         let batch = unsafe { arg::object(batch, "batch") }?;
         batch.home.check("batch")?;
         // SAFETY: the caller promises room for `capacity` rows.
-        unsafe { arg::put_items(batch.batch.rows().len(), batch.rows(), rows, capacity, count, "rows") }
+        unsafe { arg::put_items(batch.batch.num_rows(), batch.rows(), rows, capacity, count, "rows") }
     })
 }
 
@@ -334,7 +334,7 @@ pub unsafe extern "C" fn lw_batch_segments(batch: *const lw_batch, segments: *mu
         // SAFETY: the caller promises a batch of which it holds a reference.
         let batch = unsafe { arg::object(batch, "batch") }?;
         batch.home.check("batch")?;
-        let n = batch.batch.rows().iter().map(|r| r.pieces.len()).sum();
+        let n = batch.batch.num_segments() as usize;
         // SAFETY: the caller promises room for `capacity` segments.
         unsafe { arg::put_items(n, batch.segments(), segments, capacity, count, "segments") }
     })

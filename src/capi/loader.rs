@@ -7,17 +7,18 @@
 use super::arg::{self, Sized_};
 use super::batch::lw_batch;
 use super::dataset::{lw_dataset, lw_progress_fn, progress};
-use super::functions::functions;
+use super::function::{functions, lw_function_table};
 use super::generate::{generate_options, lw_generate_options};
 use super::guard::{guard, guard_or};
 use super::home::Home;
+use super::operator::{lw_operator_table, operators};
 use super::recipe::lw_recipe;
 use super::status::lw_status;
 use crate::base::{Error, Result, Status, Stop};
 use crate::data::Dataset;
 use crate::loader::{Loader, Options, Progress, ProgressFn};
 use crate::os::clock;
-use crate::pipeline::{Batch, Checkpoint};
+use crate::pipeline::Batch;
 use crate::plan::BatchSchedule;
 use std::ffi::{c_char, c_void};
 use std::path::PathBuf;
@@ -31,48 +32,6 @@ pub const LW_THREADS_ALL: u32 = u32::MAX;
 
 /// As a number of steps: the stream does not end.
 pub const LW_ENDLESS: u64 = u64::MAX;
-
-/// The text that a map function makes; it exists during the call.
-pub struct lw_text {
-    pub(super) text: String,
-}
-
-/// A function of the user's on a document's text, before it becomes tokens: a `map` or a `filter`. Fill it after
-/// `lw_function_table_init`.
-///
-/// Functions run on any thread, on several at once, in any order, and again after a load: they must be pure, giving
-/// the same for the same text. `text` is `len` bytes of UTF-8 without a NUL behind, valid during the call. One that
-/// fails may say why with `lw_set_last_error`; the run fails at the row that needs the document. They must not throw,
-/// or call functions of a loader.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct lw_function_table {
-    /// `sizeof(lw_function_table)`.
-    pub struct_size: usize,
-    /// Handed to the function.
-    pub user: *mut c_void,
-    /// Called once when the function is no longer used, on any thread. May be NULL.
-    pub drop: Option<unsafe extern "C" fn(user: *mut c_void)>,
-    /// As in the recipe's list `functions`, NUL-terminated UTF-8: a name with a version, "clean 2" say, that its
-    /// author changes whenever it would do anything else than before. Copied.
-    pub name: *const c_char,
-    /// Appends the new text to `out`, which is empty, with `lw_text_append`. Returns 0 for success and anything else
-    /// for failure.
-    pub map: Option<unsafe extern "C" fn(user: *mut c_void, text: *const c_char, len: usize, out: *mut lw_text) -> i32>,
-    /// Returns 1 if the document is kept, 0 if it is left out, and anything else for failure.
-    pub filter: Option<unsafe extern "C" fn(user: *mut c_void, text: *const c_char, len: usize) -> i32>,
-}
-
-/// A table without a function.
-pub(super) const fn no_function() -> lw_function_table {
-    lw_function_table { struct_size: size_of::<lw_function_table>(), user: ptr::null_mut(), drop: None, name: ptr::null(), map: None, filter: None }
-}
-
-// SAFETY: `repr(C)`, begins with a `usize`, without padding, and every field is a raw pointer or a function that may be NULL.
-unsafe impl Sized_ for lw_function_table {
-    const NAME: &'static str = "lw_function_table";
-    const LEAST: usize = 48;
-}
 
 /// Which rank it is, and what may change speed and memory but no byte. Fill it after `lw_loader_options_init`. What it
 /// points to is read during `lw_loader_open` only.
@@ -116,6 +75,11 @@ pub struct lw_loader_options {
     pub progress: lw_progress_fn,
     /// Handed to `progress`.
     pub progress_user: *mut c_void,
+    /// `operator_count` tables of operators between documents and rows, one for each name in the recipe's `functions` that
+    /// no function has; as with `functions` otherwise.
+    pub operators: *const *const lw_operator_table,
+    /// How many.
+    pub operator_count: usize,
     /// How teachers are reached, where the recipe has a `[generate]`. NULL: the defaults.
     pub generate: *const lw_generate_options,
 }
@@ -135,6 +99,8 @@ const DEFAULTS: lw_loader_options = lw_loader_options {
     function_count: 0,
     progress: None,
     progress_user: ptr::null_mut(),
+    operators: ptr::null(),
+    operator_count: 0,
     generate: ptr::null(),
 };
 
@@ -142,17 +108,6 @@ const DEFAULTS: lw_loader_options = lw_loader_options {
 unsafe impl Sized_ for lw_loader_options {
     const NAME: &'static str = "lw_loader_options";
     const LEAST: usize = 96;
-}
-
-/// A state that was saved: the bytes of `lw_loader_save`, or the JSON text of `lw_loader_save_json`, which may be
-/// several ranks' merged.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct lw_state {
-    /// Its bytes.
-    pub data: *const c_void,
-    /// How many.
-    pub len: usize,
 }
 
 /// A loader. All functions but `lw_loader_free` may be called by any number of threads at once: they take turns, and
@@ -179,7 +134,7 @@ const SLICE: Duration = Duration::from_millis(50);
 
 impl lw_loader {
     /// The loader, when it is this thread's turn.
-    fn enter(&self) -> Result<Entered<'_>> {
+    pub(super) fn enter(&self) -> Result<Entered<'_>> {
         self.home.check("loader")?;
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let loader = self.loader.lock().unwrap_or_else(PoisonError::into_inner);
@@ -269,34 +224,12 @@ impl lw_loader {
 }
 
 /// A loader whose turn it is.
-struct Entered<'a>(MutexGuard<'a, Option<Loader>>);
+pub(super) struct Entered<'a>(MutexGuard<'a, Option<Loader>>);
 
 impl Entered<'_> {
-    fn loader(&mut self) -> &mut Loader {
+    pub(super) fn loader(&mut self) -> &mut Loader {
         self.0.as_mut().expect("checked when it was entered, and held since")
     }
-}
-
-/// Sets `struct_size` and makes everything else empty. NULL is allowed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lw_function_table_init(table: *mut lw_function_table) {
-    if !table.is_null() {
-        // SAFETY: the caller promises that it is writable.
-        unsafe { table.write(no_function()) };
-    }
-}
-
-/// Appends `len` bytes of UTF-8 to the text that a map function makes. They are copied. On the thread of that call
-/// only.
-#[must_use]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lw_text_append(out: *mut lw_text, text: *const c_char, len: usize) -> lw_status {
-    guard(|| {
-        // SAFETY: the caller promises the pointer that its map function was given, during that call, and `len` bytes at `text`.
-        let (out, text) = unsafe { (out.as_mut().ok_or_else(|| arg::null("out"))?, arg::text(text, len, "text")?) };
-        out.text.push_str(text);
-        Ok(())
-    })
 }
 
 /// Sets `struct_size` and the defaults. NULL is allowed.
@@ -325,8 +258,13 @@ pub unsafe extern "C" fn lw_loader_open(recipe: *const lw_recipe, options: *cons
         let tables = unsafe { arg::slice(options.functions, options.function_count, "functions") }?;
         // SAFETY: as above; the functions can be called as their documentation says.
         let functions = unsafe { functions(tables) }?;
-        let loader = Loader::open(recipe.clone(), tuning, &functions.functions)?;
+        // SAFETY: as above.
+        let tables = unsafe { arg::slice(options.operators, options.operator_count, "operators") }?;
+        // SAFETY: as above.
+        let operators = unsafe { operators(tables) }?;
+        let loader = Loader::open_with(recipe.clone(), tuning, &functions.functions, &operators.makers)?;
         functions.keep();
+        operators.keep();
         let shared: Arc<[Dataset]> = loader.parts().datasets.clone().into();
         let handle = Box::new(lw_loader {
             recipe: lw_recipe { recipe: loader.recipe().clone() },
@@ -402,74 +340,6 @@ pub unsafe extern "C" fn lw_loader_next(loader: *const lw_loader, deadline: i64,
         unsafe { out.write(handle) };
         Ok(())
     })
-}
-
-/// Saves where the loader stands after the last batch that `lw_loader_next` returned: entries, by lane, for this
-/// rank's lanes. Changes nothing. Writes it into `buffer`; `*len` becomes its number of bytes in any case; `capacity`
-/// 0 only asks for it. Its size does not depend on how far the run has come.
-#[must_use]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lw_loader_save(loader: *const lw_loader, buffer: *mut c_void, capacity: usize, len: *mut usize) -> lw_status {
-    guard(|| {
-        // SAFETY: the caller promises a valid handle.
-        let bytes = unsafe { arg::object(loader, "loader") }?.enter()?.loader().save().to_bytes();
-        // SAFETY: the caller promises a buffer of that capacity.
-        unsafe { arg::put_bytes(&bytes, buffer, capacity, len) }
-    })
-}
-
-/// The same as one JSON object, `{"meta": …, "lanes": {"17": "<base64>", …}}`, NUL-terminated. `meta` is the same on
-/// all ranks, and each lane is one rank's: merging the ranks' objects key by key gives the state of the whole run.
-/// `*len` becomes its length without the NUL.
-#[must_use]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lw_loader_save_json(loader: *const lw_loader, buffer: *mut c_char, capacity: usize, len: *mut usize) -> lw_status {
-    guard(|| {
-        // SAFETY: the caller promises a valid handle.
-        let text = unsafe { arg::object(loader, "loader") }?.enter()?.loader().save().to_json();
-        // SAFETY: the caller promises a buffer of that capacity.
-        unsafe { arg::put_text(&text, buffer, capacity, len) }
-    })
-}
-
-/// Goes on from `count` states of one moment of one run, of any number of ranks, which together hold at least this
-/// rank's lanes: `LW_NOT_FOUND` names the lane that is missing. What would give other rows (a changed recipe,
-/// tokenizer or shard) is refused by its name (`LW_REFUSED`), and a damaged state is `LW_CORRUPT`; the loader then
-/// stays where it was.
-#[must_use]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lw_loader_load(loader: *const lw_loader, states: *const lw_state, count: usize) -> lw_status {
-    guard(|| {
-        // SAFETY: the caller promises a valid handle and `count` states.
-        let (loader, states) = unsafe { (arg::object(loader, "loader")?, arg::slice(states, count, "states")?) };
-        let mut whole: Option<Checkpoint> = None;
-        for (i, state) in states.iter().enumerate() {
-            // SAFETY: the caller promises `len` bytes at `data`.
-            let bytes = unsafe { arg::slice(state.data.cast::<u8>(), state.len, "data") };
-            let state = bytes.and_then(checkpoint).and_then(|state| match &mut whole {
-                Some(whole) => whole.merge(state),
-                None => {
-                    whole = Some(state);
-                    Ok(())
-                }
-            });
-            state.map_err(|e| e.within(format_args!("states[{i}]")))?;
-        }
-        let whole = whole.ok_or_else(|| Error::invalid("count is 0; expected at least one state"))?;
-        loader.enter()?.loader().load(&whole)
-    })
-}
-
-/// Either form of a state.
-fn checkpoint(bytes: &[u8]) -> Result<Checkpoint> {
-    match bytes.iter().find(|b| !b.is_ascii_whitespace()) {
-        Some(b'{') => {
-            let text =
-                std::str::from_utf8(bytes).map_err(|e| Error::new(Status::Corrupt, format!("this is not a checkpoint, or it is damaged: {e}")))?;
-            Checkpoint::from_json(text)
-        }
-        _ => Checkpoint::from_bytes(bytes),
-    }
 }
 
 /// Goes to the start of a step, ahead or back. Quick where the tokens of every document were counted (a stream that

@@ -36,14 +36,19 @@ pub mod recipe;
 
 pub mod batch;
 
+pub mod function;
+
+pub mod operator;
+
 pub mod generate;
 
 pub mod loader;
+
+pub mod state;
 
 pub mod rows;
 
 mod callback_medium;
 mod dlpack;
-mod functions;
 mod home;
 mod open_tasks;

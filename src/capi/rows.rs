@@ -4,10 +4,11 @@
 use super::arg;
 use super::batch::lw_batch;
 use super::dataset::lw_dataset;
-use super::functions::functions;
+use super::function::functions;
 use super::guard::{guard, guard_or};
 use super::home::Home;
 use super::loader::{lw_loader_options, open_options};
+use super::operator::operators;
 use super::recipe::lw_recipe;
 use super::status::lw_status;
 use super::worker::{lw_task, lw_worker};
@@ -95,8 +96,13 @@ pub unsafe extern "C" fn lw_rows_open(recipe: *const lw_recipe, options: *const 
         let tables = unsafe { arg::slice(options.functions, options.function_count, "functions") }?;
         // SAFETY: as above; the functions can be called as their documentation says.
         let functions = unsafe { functions(tables) }?;
-        let rows = Rows::open(recipe.clone(), tuning, &functions.functions)?;
+        // SAFETY: as above.
+        let tables = unsafe { arg::slice(options.operators, options.operator_count, "operators") }?;
+        // SAFETY: as above.
+        let operators = unsafe { operators(tables) }?;
+        let rows = Rows::open_with(recipe.clone(), tuning, &functions.functions, &operators.makers)?;
         functions.keep();
+        operators.keep();
         let shared: Arc<[Dataset]> = rows.loader().parts().datasets.clone().into();
         let handle = Box::new(lw_rows {
             datasets: shared.iter().cloned().map(lw_dataset::new).collect(),

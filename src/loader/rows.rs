@@ -8,7 +8,8 @@ use super::deal::Place;
 use super::moves::{run_plan, run_to};
 use super::{Loader, Options, Parts};
 use crate::base::{Error, Result, Status};
-use crate::pipeline::{Batch, BatchRow, Engine, Function, LaneStart, Meta, Row, Tuning, Work};
+use crate::pipeline::{Batch, BatchRow, Engine, Function, LaneStart, Meta, OperatorMaker, Row, Tuning, Work};
+use crate::recipe::Recipe;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
@@ -44,8 +45,13 @@ struct LaneRun {
 
 impl Rows {
     /// Opens datasets and tokenizer. Of `options`, those that say which part of a step a rank takes must be at their defaults.
-    pub fn open(recipe: crate::recipe::Recipe, options: Options, functions: &[Function]) -> Result<Rows> {
-        let parts = Parts::open(recipe, &options, functions)?;
+    pub fn open(recipe: Recipe, options: Options, functions: &[Function]) -> Result<Rows> {
+        Rows::open_with(recipe, options, functions, &[])
+    }
+
+    /// The same, with operators between documents and rows.
+    pub fn open_with(recipe: Recipe, options: Options, functions: &[Function], operators: &[OperatorMaker]) -> Result<Rows> {
+        let parts = Parts::open_with(recipe, &options, functions, operators)?;
         Rows::assemble(parts, options)
     }
 
@@ -82,7 +88,7 @@ impl Rows {
     /// Takes over what was changed along the way in the run that tickets come from, of rows up to `last` in their lanes, after
     /// a check that it is a run of this recipe on this data: an error names what differs.
     pub fn follow(&mut self, run: &Meta, last: u64) -> Result<()> {
-        let own = self.loader.meta();
+        let own = self.loader.meta(0, 0);
         if let Some(what) = run.difference(&own, &self.loader.paths()) {
             return Err(Error::new(Status::Refused, format!("the rows asked for are not of this recipe: {what}")));
         }
@@ -112,7 +118,8 @@ impl Rows {
     fn row(&mut self, lane: u64, row: u64, deadline: Option<Instant>) -> Result<BatchRow> {
         let lanes = self.loader.schedule.lanes();
         let lane = u32::try_from(lane).ok().filter(|l| *l < lanes);
-        let lane = lane.ok_or_else(|| Error::invalid(format!("a ticket names a lane that does not exist; the recipe has lanes 0 to {}", lanes - 1)))?;
+        let lane =
+            lane.ok_or_else(|| Error::invalid(format!("a ticket names a lane that does not exist; the recipe has lanes 0 to {}", lanes - 1)))?;
         let finite = self.loader.finite()?;
         if let Some(end) = finite.as_ref().map(|f| self.loader.schedule.rows_before(f.deal.steps())).filter(|end| row >= *end) {
             return Err(Error::invalid(format!("lane {lane} has no row {row}: the stream ends with row {}", end.saturating_sub(1))));
@@ -140,7 +147,10 @@ impl Rows {
         if run.engine.is_none() || row < run.next || far {
             let windows = &self.loader.windows;
             let passed = run.anchors.range(..=row).next_back().map(|(first, anchor)| (*first, anchor.clone()));
-            let (first, anchor) = passed.unwrap_or_else(|| (0, plan.first_anchor(lane)));
+            let (first, anchor) = match passed {
+                Some(passed) => passed,
+                None => (0, plan.first_anchor(lane)?),
+            };
             let mark = if windows.of_row(first) == windows.of_row(row) {
                 (anchor, row - first)
             } else {

@@ -1,7 +1,7 @@
 use super::super::tests::{lens, options, parts, recipe, recipes};
 use super::*;
 use crate::base::mix;
-use crate::recipe::{Exhausted, Recipe, Tail};
+use crate::recipe::{Exhausted, Tail};
 use std::collections::HashMap;
 
 fn opened(recipe: &Recipe) -> Rows {

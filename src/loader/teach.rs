@@ -66,7 +66,10 @@ impl Loader {
         let first = self.first_open_step();
         let step = self.step;
         let Some(teaching) = &mut self.teaching else {
-            return Err(Error::new(Status::Unsupported, "no teachers are asked here: the recipe has no [generate], or the loader was opened for rows alone"));
+            return Err(Error::new(
+                Status::Unsupported,
+                "no teachers are asked here: the recipe has no [generate], or the loader was opened for rows alone",
+            ));
         };
         if from_step < first {
             return Err(Error::invalid(format!("from_step {from_step} has begun; the first step whose model can still be set is {first}")));
@@ -103,7 +106,7 @@ impl Loader {
         let change = teaching.models.iter().rev().find(|m| m.from_step <= fence);
         let (id, config) = change.map_or((&recipe.model_id, &recipe.model_cfg), |m| (&m.model_id, &m.model_cfg));
         let mixture = self.mixture.iter().filter(|(from, _)| *from <= fence).cloned().collect();
-        let run = Meta { step: fence, within: None, mixture, models: Vec::new(), ..self.meta() };
+        let run = Meta { mixture, models: Vec::new(), ..self.meta(fence, 0) };
         Arc::new(Model {
             id: id.clone(),
             config: config.as_ref().map(ToString::to_string),
@@ -137,7 +140,6 @@ impl Loader {
                 continue;
             }
             let (slot, row) = ((i / each) as usize, self.schedule.rows_before(step) + i % each);
-            let lane = self.rank.lanes.start + slot as u32;
             // Another rank's fault at a later step must not keep this one from delivering what comes before.
             let now = step == self.step;
             let patience = if now { deadline } else { Some(Instant::now()) };

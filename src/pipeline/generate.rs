@@ -204,14 +204,15 @@ impl Generator {
             let oldest = now.saturating_sub(KEPT - 1).max(1);
             self.known.retain(|generation, _| (oldest..=now).contains(generation));
             for generation in (oldest..=now).rev() {
-                if !self.known.contains_key(&generation) {
-                    match student.model(generation, clock::after(QUESTION)) {
-                        Ok(found) => drop(self.known.insert(generation, found)),
+                let found = match self.known.get(&generation) {
+                    Some(found) => found.clone(),
+                    None => match student.model(generation, clock::after(QUESTION)) {
+                        Ok(found) => self.known.entry(generation).insert_entry(found).get().clone(),
                         Err(e) if matches!(e.status, Status::NotFound | Status::Stale) => continue,
                         Err(e) => return Err(e),
-                    }
-                }
-                if self.known[&generation] == *model {
+                    },
+                };
+                if found == *model {
                     return Ok(generation);
                 }
             }

@@ -15,7 +15,8 @@
 //! | `engine` | the pool, and how lanes take turns on it |
 //! | `codec` | the few integers that an anchor is made of |
 //! | `checkpoint` | anchors of all lanes, and what they belong to |
-//! | `batch` | rows to tensors |
+//! | `batch`, `tensors` | rows to tensors |
+//! | `slot` | batches in memory that several processes read |
 //! | `generate` | rows to teachers, samples back in the rows' order: where a pipeline meets the exchange |
 //! | `taught` | those samples as a batch's tensors |
 
@@ -30,10 +31,12 @@ mod operator;
 mod pack;
 mod run;
 mod shuffle;
+mod slot;
 mod stream;
 #[cfg(test)]
 pub(crate) mod synthetic;
 mod taught;
+mod tensors;
 mod text;
 pub mod tokenize;
 mod work;
@@ -44,10 +47,11 @@ pub use engine::{Engine, Tuning};
 pub use generate::{GenerateOptions, GenerateStats, Generator, Model, Ticket};
 pub use lane::{LaneCounts, LaneRow};
 pub use map::{Function, TextFunction};
-pub use operator::{Operator, OperatorMaker};
+pub use operator::{MOST_STATE, Operator, OperatorMaker};
 pub use pack::{Packer, Piece, Row, Tokens};
 pub use run::{LaneStart, RunPlan};
 pub use shuffle::Windows;
+pub use slot::{Mark, SlotLayout};
 pub use stream::LeftOut;
 pub use taught::{Sample, Stacks, Taught};
 pub use text::TextWork;

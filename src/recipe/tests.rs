@@ -109,8 +109,16 @@ fn mistakes_are_named_with_line_value_and_hint() {
         ("[tokenizer]", "[tokenizer", "line 4: not TOML"),
         ("[batch]", "[generate]\nmodel_id = \"m\"\n[batch]", "[generate] lacks 'layout'"),
         ("[batch]", "[generate]\nmodel_id = \"m\"\nlayout = [{ nam = \"x\" }]\n[batch]", "line 10: generate.layout: layout: unknown field `nam`"),
-        ("[batch]", "[generate]\nmodel_id = \"m\"\nlayout = [{ name = \"labels\", shape = [1], dtype = \"int8\" }]\n[batch]", "has a 'labels' already"),
-        ("[batch]", "[generate]\nmodel_id = \"m\"\nlayout = [{ name = \"x\", shape = [1], dtype = \"int8\" }]\nmodel_cfg = 3\n[batch]", "expected a table"),
+        (
+            "[batch]",
+            "[generate]\nmodel_id = \"m\"\nlayout = [{ name = \"labels\", shape = [1], dtype = \"int8\" }]\n[batch]",
+            "has a 'labels' already",
+        ),
+        (
+            "[batch]",
+            "[generate]\nmodel_id = \"m\"\nlayout = [{ name = \"x\", shape = [1], dtype = \"int8\" }]\nmodel_cfg = 3\n[batch]",
+            "expected a table",
+        ),
         ("max_length = 8", "max_length = 8\nhomogeneity = \"group\"", "dataset 'a' is in 0 groups"),
     ] {
         let text = SMALL.replace(from, to);
@@ -151,6 +159,9 @@ fn the_example_recipes_are_read() {
     let mut found = 0;
     for entry in std::fs::read_dir(&dir).unwrap() {
         let path = entry.unwrap().path();
+        if path.extension().is_none_or(|e| e != "toml") {
+            continue;
+        }
         Recipe::load(&path).unwrap_or_else(|e| panic!("{e}"));
         found += 1;
     }

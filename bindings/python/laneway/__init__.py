@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import io, work
 from ._functions import Function
+from ._operators import Operator, SampleMeta, SampleRecord
 from ._version import __version__
 from .batch import Batch, global_hash
 from .batch_config import BatchConfig, TensorSpec
@@ -54,9 +55,12 @@ __all__ = [
     "GenerationValue",
     "LanewayError",
     "Loader",
+    "Operator",
     "Pipeline",
     "Recipe",
     "Rows",
+    "SampleMeta",
+    "SampleRecord",
     "SampleRef",
     "StudentClient",
     "Task",

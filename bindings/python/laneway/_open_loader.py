@@ -16,6 +16,7 @@ import numpy as np
 
 from . import _native, _structs
 from ._functions import Function
+from ._operators import Operator
 from ._process import LOADERS, at_exit
 from .batch import Batch, _Native
 from .errors import Forked, Status
@@ -45,13 +46,21 @@ class OpenLoader:
     """An open loader of this process. Any thread may call any method."""
 
     def __init__(
-        self, recipe: Recipe, rank: int, ranks: int, tuning: Tuning, functions: list[Function], progress: ProgressFn | bool | str | None
+        self,
+        recipe: Recipe,
+        rank: int,
+        ranks: int,
+        tuning: Tuning,
+        functions: list[Function],
+        operators: list[Operator],
+        progress: ProgressFn | bool | str | None,
     ) -> None:
         self.pid = os.getpid()
         self._watch = Watch(progress)
         # What the library calls must live as long as it may call, and must not keep this object.
         self._progress = _structs.Progress(self._watch.tell)
         self._tables = [f.table() for f in functions]
+        self._operators = [o.table() for o in operators]
         self._lib = _native.lib()
         self._next = self._lib.lw_loader_next
         self._handle = 0
@@ -62,7 +71,7 @@ class OpenLoader:
         at_exit(LOADERS, self, OpenLoader.close)
 
     def _make(self, recipe: Recipe, rank: int, ranks: int, tuning: Tuning) -> int:
-        c = loader_options(tuning, self._tables, self._progress)
+        c = loader_options(tuning, self._tables, self._operators, self._progress)
         c.rank, c.ranks = rank, ranks
         out = c_void_p()
         _native.check(self._lib.lw_loader_open(recipe._handle, ctypes.byref(c), ctypes.byref(out)))
@@ -209,7 +218,9 @@ class OpenLoader:
         return self._watch.take_failure() or _native.error(status)
 
 
-def loader_options(tuning: Tuning, tables: list[_structs.FunctionTable], progress: Any) -> _structs.LoaderOptions:
+def loader_options(
+    tuning: Tuning, tables: list[_structs.FunctionTable], operators: list[_structs.OperatorTable], progress: Any
+) -> _structs.LoaderOptions:
     """The struct, for rank 0 of 1; it keeps what it points to alive."""
     c = _structs.LoaderOptions()
     _native.lib().lw_loader_options_init(ctypes.byref(c))
@@ -219,6 +230,8 @@ def loader_options(tuning: Tuning, tables: list[_structs.FunctionTable], progres
     c.memory_budget, c.task_bytes = tuning.memory_budget, tuning.task_bytes
     c.functions = (ctypes.POINTER(_structs.FunctionTable) * max(1, len(tables)))(*[ctypes.pointer(t) for t in tables])
     c.function_count = len(tables)
+    c.operators = (ctypes.POINTER(_structs.OperatorTable) * max(1, len(operators)))(*[ctypes.pointer(t) for t in operators])
+    c.operator_count = len(operators)
     c.progress = progress
     generate = tuning.generate
     if generate is not True:

@@ -170,6 +170,45 @@ class FunctionTable(ctypes.Structure):
     _fields_ = [("struct_size", c_size_t), ("user", c_void_p), ("drop", Drop), ("name", c_char_p), ("map", Map), ("filter", Filter)]
 
 
+class Piece(ctypes.Structure):
+    """``lw_piece``"""
+
+    _fields_ = [
+        ("number", c_uint64),
+        ("document", c_uint64),
+        ("dataset", c_uint32),
+        ("lane", c_uint32),
+        ("start", c_uint32),
+        ("length", c_uint32),
+        ("tokens", c_void_p),
+    ]
+
+
+OperatorOpen = CFUNCTYPE(c_int32, c_void_p, c_uint32, POINTER(c_void_p))
+OperatorClose = CFUNCTYPE(None, c_void_p, c_void_p)
+OperatorPush = CFUNCTYPE(c_int32, c_void_p, c_void_p, POINTER(Piece), c_void_p)
+OperatorFlush = CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)
+OperatorSave = CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, POINTER(c_void_p), POINTER(c_size_t))
+OperatorLoad = CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_size_t, POINTER(Piece), c_size_t, c_void_p)
+
+
+class OperatorTable(ctypes.Structure):
+    """``lw_operator_table``"""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("user", c_void_p),
+        ("drop", Drop),
+        ("name", c_char_p),
+        ("open", OperatorOpen),
+        ("close", OperatorClose),
+        ("push", OperatorPush),
+        ("flush", OperatorFlush),
+        ("save", OperatorSave),
+        ("load", OperatorLoad),
+    ]
+
+
 class GenerateOptions(ctypes.Structure):
     """``lw_generate_options``"""
 
@@ -211,6 +250,8 @@ class LoaderOptions(ctypes.Structure):
         ("function_count", c_size_t),
         ("progress", Progress),
         ("progress_user", c_void_p),
+        ("operators", POINTER(POINTER(OperatorTable))),
+        ("operator_count", c_size_t),
         ("generate", POINTER(GenerateOptions)),
     ]
 

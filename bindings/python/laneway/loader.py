@@ -12,6 +12,7 @@ import numpy as np
 from . import _dtypes, _native
 from ._dtypes import Framework
 from ._functions import Function
+from ._operators import Operator
 from ._open_loader import OpenLoader, ProgressFn, Tuning
 from ._process import ProcessLock
 from .batch import Batch
@@ -32,7 +33,7 @@ class Loader:
     process that uses it. In a forked child of the process that opened it, every call raises :class:`~laneway.errors.Forked`. Any thread may call any
     method; calls take turns. Waits release the GIL and notice Ctrl-C within 0.1 s.
 
-    ``rank`` and ``ranks`` choose the part, ``recipe`` and ``functions`` the bytes; nothing else changes a byte.
+    ``rank`` and ``ranks`` choose the part, ``recipe``, ``functions`` and ``operators`` the bytes; nothing else changes a byte.
 
     Args:
         recipe: the path of a TOML file, TOML text, a dict of the same keys, or a :class:`~laneway.Recipe`.
@@ -45,6 +46,7 @@ class Loader:
         memory_budget: bytes that half-read compressed files may keep, for each dataset.
         task_bytes: bytes of text that a thread takes at once.
         functions: the :class:`~laneway.Function` s, or ``{name: callable}`` of maps, that the recipe's ``functions`` names.
+        operators: the :class:`~laneway.Operator` s whose names stand behind those of the functions there.
         progress: what is told of indexing and of counting tokens: ``"auto"`` is a bar on a terminal, True a bar, None nobody, or
             ``f(what, done, total)``, called on any thread.
         framework: ``"torch"``, ``"numpy"``, or ``"auto"``: torch where it can be imported.
@@ -69,6 +71,7 @@ class Loader:
         memory_budget: int = 256 << 20,
         task_bytes: int = 32 << 10,
         functions: Iterable[Function] | Mapping[str, Callable[[str], str]] = (),
+        operators: Iterable[Operator] = (),
         progress: ProgressFn | bool | str | None = "auto",
         framework: Framework = "auto",
         generate: GenerateOptions | bool = True,
@@ -88,6 +91,7 @@ class Loader:
             generate=_as_generate(generate),
         )
         self._functions = as_functions(functions)
+        self._operators = as_operators(operators)
         if not (progress in (None, True, False, "auto") or callable(progress)):
             raise ValueError(f'progress is {progress!r}; expected "auto", True, None or a function (what, done, total)')
         self._progress = progress
@@ -218,6 +222,10 @@ class Loader:
         ``microbatch_size`` and ``microbatches`` at the next step, ``row_length``, ``pad_token_id``, ``finite``, ``datasets``, ``tokenizer``."""
         return json.loads(self._opened().text("lw_loader_info"))  # type: ignore[no-any-return]
 
+    def explain(self) -> str:
+        """What a run of this recipe on this rank does, in words, in the order in which data flows."""
+        return self._opened().text("lw_loader_explain")
+
     def locate(self, dataset: int, document: int) -> str:
         """Where a document comes from, for people: ``"data/wiki/a.jsonl line 17"``."""
         return self._opened().locate(dataset, document)
@@ -254,7 +262,7 @@ class Loader:
                 if self._closed:
                     raise Closed("this Loader was closed; make a new one")
                 if self._open is None:
-                    fresh = OpenLoader(self.recipe, self.rank, self.ranks, self._tuning, self._functions, self._progress)
+                    fresh = OpenLoader(self.recipe, self.rank, self.ranks, self._tuning, self._functions, self._operators, self._progress)
                     if self._start is not None:
                         fresh.move(self._start)
                     self._open, self._start = fresh, None
@@ -287,7 +295,17 @@ def _as_generate(given: GenerateOptions | bool) -> GenerateOptions | bool:
     raise TypeError(f"generate is a {type(given).__name__}; expected laneway.GenerateOptions, True or False")
 
 
+def as_operators(given: Iterable[Operator]) -> list[Operator]:
+    """Operators, checked."""
+    operators = list(given)
+    for operator in operators:
+        if not isinstance(operator, Operator):
+            raise TypeError(f"operators holds a {type(operator).__name__}; expected laneway.Operator")
+    return operators
+
+
 def as_functions(given: Iterable[Function] | Mapping[str, Callable[[str], str]]) -> list[Function]:
+    """Functions, checked."""
     if isinstance(given, Mapping):
         return [f if isinstance(f, Function) else Function(name, f) for name, f in given.items()]
     functions = list(given)

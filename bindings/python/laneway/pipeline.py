@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from ._builder import UNSUPPORTED_METHODS, Options, Payload, Transform, batch_keys, only
+from ._builder import UNSUPPORTED_METHODS, Options, Payload, Transform, batch_keys, only, signature
+from ._operators import Operator, SampleRecord
 from .batch import Batch
 from .batch_config import BatchConfig
 from .errors import Closed, InvalidArgument, Unsupported
@@ -39,6 +41,7 @@ class Pipeline:
         self.source = work_source
         self._options = Options()
         self._transforms: list[Transform] = []
+        self._operators: list[Operator] = []
         self._tokenizer: dict[str, Any] | None = None
         self._field = "text"
         self._pack: dict[str, Any] | None = None
@@ -315,9 +318,50 @@ class Pipeline:
         self._batch_maps.append((transform_fn, drop_none))
         return self._place(placement, parallelism)
 
-    def stateful_transform(self, name: str, **arguments: Any) -> NoReturn:
-        """Not in this build."""
-        raise Unsupported(f"stateful_transform({name!r}): operators with a state of their own are not supported by this build")
+    def stateful_transform(
+        self,
+        name: str,
+        *,
+        init_state: Callable[[], Any],
+        push: Callable[[Any, list[SampleRecord]], tuple[Any, Sequence[SampleRecord]]],
+        flush: Callable[[Any], Sequence[SampleRecord]] | None = None,
+        should_flush: Callable[[Any], bool] | None = None,
+        transform: Callable[[list[SampleRecord]], Sequence[SampleRecord]] | None = None,
+        save: Callable[[Any], Any] | None = None,
+        load: Callable[[Any], Any] | None = None,
+        version: str | None = None,
+        placement: str = "auto",
+        parallelism: int = 1,
+        indexable: bool = False,
+        preserves_cursor_order: bool = True,
+    ) -> Pipeline:
+        """An operator with a state, between :meth:`tokenize` and :meth:`pack_flat`: it drops, cuts, holds back, repeats or reorders documents. Several run one
+        behind the other.
+
+        Each lane has a state of its own and sees its documents, mixed and in order. The state is part of every checkpoint: there are no flushes but where
+        ``should_flush`` asks for one and where the stream ends. Shares of a mixture are those before this operator.
+
+        Args:
+            name: with ``version``, or unless given a hash of the functions' code, its name in the recipe and in checkpoints.
+            init_state: makes a lane's state.
+            push: ``push(state, records)`` gives the new state and the :class:`~laneway.SampleRecord` s that go on; ``records`` holds one.
+            flush: gives what is still to go on when the stream ends, or ``should_flush`` says so.
+            should_flush: whether to flush now, and to begin with a new state.
+            transform: applied to the records that go on, in the lane's order; it must be pure.
+            save, load: as for :class:`~laneway.Operator`: for states that are no plain values.
+            placement, parallelism, indexable, preserves_cursor_order: as published; they change nothing here.
+        """
+        self._change()
+        where = f"stateful_transform({name!r})"
+        if self._tokenizer is None:
+            raise Unsupported(f"{where} before tokenize: operators see documents in the order of their lane, as tokens; call it after tokenize, and use map_transform for texts")
+        if self._pack is not None:
+            raise Unsupported(f"{where} after pack_flat: operators see documents; call it before pack_flat, and use map_batch for batches")
+        functions = [f for f in (init_state, push, flush, should_flush, transform, save, load) if f is not None]
+        if version is None:
+            version = hashlib.sha256("\n".join(signature(f) for f in functions).encode()).hexdigest()[:12]
+        self._operators.append(Operator(f"{name} {version}", init_state, push, flush, should_flush, transform, save, load))
+        return self._place(placement, None)
 
     @property
     def recipe(self) -> Recipe:
@@ -345,6 +389,7 @@ class Pipeline:
                 cache_dir=options.cache_dir(),
                 memory_budget=options.memory_budget,
                 functions=functions,
+                operators=self._operators,
                 progress=options.progress,
                 framework=options.framework,
                 generate=self._reached,
@@ -397,10 +442,8 @@ class Pipeline:
         return self.loader.stats
 
     def explain(self) -> str:
-        """What happens, in words, and the numbers that follow from the recipe. Opens the datasets."""
-        from ._explain import explain
-
-        return explain(self.loader)
+        """:meth:`Loader.explain`. Opens the datasets."""
+        return self.loader.explain()
 
     def to_torch_dataset(self, stateful: bool = True) -> Any:
         """As :meth:`Loader.to_torch_dataset`; it always has ``state_dict``."""
@@ -449,7 +492,7 @@ class Pipeline:
         functions = [f for transform in self._transforms for f in transform.functions(self._field)]
         restored = None if self._restored is None else self._restored[0]["meta"].get("recipe")
         keys |= {
-            "functions": [f.name for f in functions] or None,
+            "functions": [f.name for f in [*functions, *self._operators]] or None,
             "tokenizer": self._tokenizer,
             "pack": pack,
             "shuffle": {**keys.get("shuffle", {}), **self._shuffle},

@@ -12,9 +12,10 @@ from . import _dtypes, _native, _structs
 from ._dtypes import Framework
 from ._functions import Function
 from ._open_loader import ProgressFn, Tuning, Watch, first_documents, loader_options
+from ._operators import Operator
 from .batch import Batch, _Native
 from .errors import Forked, Status
-from .loader import as_functions
+from .loader import as_functions, as_operators
 from .recipe import Recipe
 from .student import check_count
 
@@ -27,7 +28,7 @@ class Rows:
 
     Args:
         recipe: the path of a TOML file, TOML text, a dict of the same keys, or a :class:`~laneway.Recipe`.
-        functions, cache_dir, memory_budget, task_bytes, progress, framework: as for :class:`~laneway.Loader`.
+        functions, operators, cache_dir, memory_budget, task_bytes, progress, framework: as for :class:`~laneway.Loader`.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Rows:
         memory_budget: int = 256 << 20,
         task_bytes: int = 32 << 10,
         functions: Iterable[Function] | Mapping[str, Callable[[str], str]] = (),
+        operators: Iterable[Operator] = (),
         progress: ProgressFn | bool | str | None = "auto",
         framework: Framework = "auto",
     ) -> None:
@@ -49,6 +51,7 @@ class Rows:
         self._watch = Watch(progress)
         self._progress = _structs.Progress(self._watch.tell)
         self._tables = [f.table() for f in as_functions(functions)]
+        self._operators = [o.table() for o in as_operators(operators)]
         tuning = Tuning(
             microbatch_size=0,
             uneven=False,
@@ -64,7 +67,7 @@ class Rows:
         self._firsts = first_documents(self._lib.lw_rows_dataset, self._handle)
 
     def _open(self, tuning: Tuning) -> int:
-        c = loader_options(tuning, self._tables, self._progress)
+        c = loader_options(tuning, self._tables, self._operators, self._progress)
 
         def ask(_deadline: int) -> int:
             out = c_void_p()

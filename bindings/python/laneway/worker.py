@@ -14,6 +14,7 @@ from ._endpoints import Endpoints
 from ._process import ProcessLock
 from ._worker_loop import Task, WorkerLoop, WorkerOptions
 from ._functions import Function
+from ._operators import Operator
 from .batch_config import BatchConfig
 from .errors import Timeout
 from .mediums import Medium
@@ -56,7 +57,7 @@ class Worker:
         framework: what ``task["x"]`` is: ``"torch"``, ``"numpy"``, or ``"auto"``: torch where it can be imported.
         spin_us: microseconds to look before sleeping when nothing is there; None: what pays on this machine.
         recipe: what :class:`~laneway.Rows` takes: from it the worker makes the rows that tickets name, :attr:`Task.rows`, so that only tickets travel.
-        functions, cache_dir: of that recipe, as for :class:`~laneway.Loader`.
+        functions, operators, cache_dir: of that recipe, as for :class:`~laneway.Loader`.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Worker:
         spin_us: int | None = None,
         recipe: Recipe | Mapping[str, Any] | str | os.PathLike[str] | None = None,
         functions: Iterable[Function] | Mapping[str, Callable[[str], str]] = (),
+        operators: Iterable[Operator] = (),
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         if (generator_fn is None) == (fill_fn is None):
@@ -87,7 +89,7 @@ class Worker:
             if fill_fn is None:
                 raise TypeError("recipe needs fill_fn: a generator_fn does not see tickets")
             read = Recipe.of(recipe)
-            open_rows = functools.partial(Rows, read, functions=functions, cache_dir=cache_dir, framework=framework)
+            open_rows = functools.partial(Rows, read, functions=functions, operators=operators, cache_dir=cache_dir, framework=framework)
             batch_config = read.taught_config() if batch_config is None else batch_config
         if fill_fn is not None and batch_config is None:
             raise TypeError("fill_fn needs batch_config, which says what tensors there are")

@@ -68,7 +68,10 @@ impl Models {
     pub fn put(&mut self, ask: &SetModel, piece: &[u8]) -> Result<Progress> {
         let size = ask.id_bytes.saturating_add(ask.config_bytes.unwrap_or(0)).saturating_add(ask.run_bytes.unwrap_or(0));
         if size > MAX_MODEL as u64 {
-            return Err(Error::new(Status::NoMemory, format!("the model has {size} bytes (id, configuration and run); at most {MAX_MODEL} are allowed")));
+            return Err(Error::new(
+                Status::NoMemory,
+                format!("the model has {size} bytes (id, configuration and run); at most {MAX_MODEL} are allowed"),
+            ));
         }
         let said = |status, why: String| Err(Error::new(status, format!("generation {} of group '{}': {why}", ask.generation, ask.group)));
         let group = self.groups.entry(ask.group.clone()).or_default();
