@@ -174,6 +174,71 @@ static void a_teacher_with_another_recipe_is_told_what_differs(void) {
   lw_broker_free(broker);
 }
 
+/* Doubles what tickets carry; gives each up once. */
+static void *double_inputs(void *argument) {
+  lw_worker *worker = open_worker((const lw_layout *)argument, 4);
+  while (!atomic_load(&stopping)) {
+    lw_task tasks[4];
+    size_t count = 0;
+    const lw_status status = lw_worker_take(worker, seconds(0.02), tasks, 4, &count);
+    if (status == LW_TIMEOUT) continue;
+    OK(status);
+    for (size_t i = 0; i < count; i++) {
+      lw_tensor input;
+      CHECK(lw_layout_count(lw_worker_input_layout(worker, &tasks[i])) == 1);
+      OK(lw_worker_input(worker, &tasks[i], 0, &input));
+      CHECK(strcmp(input.name, "words") == 0 && input.nbytes == 24 && input.shape[0] == 3);
+      FAILS(lw_worker_input(worker, &tasks[i], 1, &input), LW_INVALID_ARGUMENT, "tensor 1");
+      if (tasks[i].attempt == 0) {
+        OK(lw_worker_fail(worker, &tasks[i], "again", 5));
+        continue;
+      }
+      for (int w = 0; w < 3; w++) ((int64_t *)tasks[i].data)[w] = 2 * ((const int64_t *)input.data)[w];
+      OK(lw_worker_commit(worker, &tasks[i], NULL, 1, NULL, NULL));
+      FAILS(lw_worker_input(worker, &tasks[i], 0, &input), LW_INVALID_ARGUMENT, "not open");
+      CHECK(lw_worker_input_layout(worker, &tasks[i]) == NULL);
+    }
+  }
+  lw_worker_free(worker);
+  return NULL;
+}
+
+static void tickets_carry_what_their_student_gives(void) {
+  lw_broker *broker = serve();
+  static const int64_t shape[] = {3};
+  const lw_tensor_spec spec = {"words", shape, 1, LW_INT64};
+  lw_layout *layout = NULL;
+  OK(lw_layout_new(&spec, 1, &layout));
+  lw_student_options options;
+  lw_student_options_init(&options);
+  options.layout = layout, options.input = layout, options.prefetch = 7;
+  lw_student *student = NULL;
+  OK(lw_student_open(&options, seconds(10), &student));
+  pthread_t worker;
+  atomic_store(&stopping, 0);
+  CHECK(pthread_create(&worker, NULL, double_inputs, layout) == 0);
+  set_model(student, "m");
+  int64_t words[60];
+  for (int i = 0; i < 60; i++) words[i] = i * i;
+  FAILS(lw_student_give(student, words, 23, 1), LW_INVALID_ARGUMENT, "23 bytes 24");
+  OK(lw_student_give(student, words, 24, 12));
+  OK(lw_student_give(student, words + 36, 24, 8));
+  for (uint64_t step = 0; step < 20; step++) {
+    if (step == 10) set_model(student, "n"); /* what is made anew keeps its input */
+    lw_sample sample;
+    size_t count = 0;
+    OK(lw_student_next(student, seconds(30), &sample, 1, &count));
+    for (int w = 0; w < 3; w++) CHECK(sample.step == step && ((const int64_t *)sample.data)[w] == 2 * words[3 * step + (uint64_t)w]);
+    OK(lw_student_release(student, &sample, 1, NULL));
+  }
+  lw_sample none;
+  size_t count = 0;
+  FAILS(lw_student_next(student, seconds(0.05), &none, 1, &count), LW_TIMEOUT, "");
+  atomic_store(&stopping, 1);
+  CHECK(pthread_join(worker, NULL) == 0);
+  lw_student_free(student), lw_layout_free(layout), lw_broker_free(broker);
+}
+
 int main(void) {
   use_private_dir();
   use_data();
@@ -181,5 +246,6 @@ int main(void) {
   options_of_a_rank_are_refused();
   batches_have_what_teachers_made_of_their_rows();
   a_teacher_with_another_recipe_is_told_what_differs();
+  tickets_carry_what_their_student_gives();
   return 0;
 }

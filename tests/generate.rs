@@ -263,6 +263,7 @@ fn rows_that_travel_with_their_tickets_give_the_same_samples() {
             let shape = |o: &mut Options, _: &mut GenerateOptions| (o.microbatch_size, o.prefetch) = (Some(2), 2);
             let mut loaders = [given.loader_with(0, 2, shape), given.loader_with(1, 2, shape)];
             assert_eq!(hashes(&mut loaders, 25, |_| FIRST), expected);
+            drop(loaders);
             // Cut and gone on with, and another model on the way.
             let mut one = given.loader(0, 1);
             assert_eq!(hashes(std::slice::from_mut(&mut one), 5, |_| FIRST), expected.clone().into_iter().take(5).collect());
@@ -337,6 +338,10 @@ fn a_run_resumed_on_other_ranks_goes_on_with_the_model_of_each_step() {
     let mut state = Checkpoint::from_json(&first[0].save().to_json()).unwrap();
     state.merge(Checkpoint::from_bytes(&first[1].save().to_bytes()).unwrap()).unwrap();
     assert_eq!(state.meta.models.len(), 2);
+    // A loader that asks nobody keeps what it does not need.
+    let mut alone = Loader::open(house.recipe(), house.options(), &[]).unwrap();
+    alone.load(&state).unwrap();
+    assert_eq!(alone.save().meta, state.meta);
     drop(first);
     let mut rest: Vec<Loader> = (0..4).map(|rank| house.loader(rank, 4)).collect();
     rest.iter_mut().for_each(|l| l.load(&state).unwrap());
@@ -368,6 +373,7 @@ fn a_change_that_comes_too_late_names_the_first_step_that_is_left() {
     });
     let mut rows_alone = Loader::open(house.recipe(), house.options(), &[]).unwrap();
     assert_eq!(rows_alone.set_model("x", None, 9).unwrap_err().status, Status::Unsupported);
+    assert!(rows_alone.explain().contains("of each row, workers make top [5] int64, sum [] int64 (72 bytes) with model 'first'"));
     assert!(rows_alone.next(None).unwrap().unwrap().taught().is_none());
 }
 

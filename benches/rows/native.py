@@ -85,8 +85,13 @@ def _executable(messages: str, name: str) -> Path:
     return next(Path(m["executable"]) for m in parsed if m.get("executable") and m["target"]["name"] == name)
 
 
+def build(bench: str) -> Path:
+    """The program of one of `benches/*.rs`."""
+    return _executable(_cargo("bench", "--bench", bench, "--no-run", "--message-format=json"), bench)
+
+
 def _build_raw() -> tuple[Path, list[str]]:
-    return _executable(_cargo("bench", "--bench", "raw", "--no-run", "--message-format=json"), "raw"), [str(NBYTES)]
+    return build("raw"), [str(NBYTES)]
 
 
 def _build_iceoryx2() -> tuple[Path, list[str]]:

@@ -47,7 +47,9 @@ mod teach;
 mod verify;
 
 use crate::base::{Error, Result, Status};
-use crate::pipeline::{Batch, BatchRow, BatchShape, Buffers, Engine, Function, LaneCounts, LaneStart, OperatorMaker, RunPlan, Tuning, Windows};
+use crate::pipeline::{
+    Batch, BatchRow, BatchShape, Buffers, Engine, Function, LaneCounts, LaneStart, ModelChange, OperatorMaker, RunPlan, Tuning, Windows,
+};
 use crate::plan::{BatchSchedule, RankLanes, SourcePlan, Span};
 use crate::recipe::{Exhausted, Recipe};
 use deal::Place;
@@ -114,6 +116,8 @@ pub struct Loader {
     /// Where the lanes are after them.
     partial_marks: BTreeMap<usize, (Arc<[u8]>, u64)>,
     buffers: Arc<Buffers>,
+    /// Models for teachers set during the run, in the order of their steps.
+    models: Vec<ModelChange>,
     /// Where the recipe has teachers, and they are asked.
     teaching: Option<Teaching>,
 }
@@ -168,6 +172,7 @@ impl Loader {
             partial: Vec::new(),
             partial_marks: BTreeMap::new(),
             buffers: Arc::default(),
+            models: Vec::new(),
             teaching,
         })
     }

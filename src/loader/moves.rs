@@ -70,9 +70,7 @@ impl Loader {
             self.finite = None;
         }
         (self.plan, self.mixture, self.marks) = (plan, was.mixture.clone(), marks);
-        if let Some(teaching) = &mut self.teaching {
-            teaching.models = was.models.clone();
-        }
+        self.models = was.models.clone();
         (self.step, self.microbatch) = (was.step, was.within.map_or(0, |w| w.microbatch));
         // Damage is found now, and not at the first row.
         self.start()
@@ -139,7 +137,7 @@ impl Loader {
             data: self.parts.sources.iter().map(|s| s.identity.clone()).collect(),
             tokenizer: format!("{:016x}", self.parts.tokenizer),
             mixture: self.mixture.clone(),
-            models: self.teaching.as_ref().map_or_else(Vec::new, |t| t.models.clone()),
+            models: self.models.clone(),
         }
     }
 }

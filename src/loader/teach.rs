@@ -18,8 +18,6 @@ use std::time::Instant;
 /// A rank's teachers, and how far they are asked.
 pub(super) struct Teaching {
     generator: Generator,
-    /// Set during the run, in the order of their steps.
-    pub models: Vec<ModelChange>,
     /// The next row to be asked for: a step, and the row's place in the rank's part of it. `None`: where the loader is.
     asked: Option<(u64, u64)>,
     /// The change that was last looked up, and its generation.
@@ -39,7 +37,7 @@ impl Teaching {
         let ahead = rank.rows(most) * (options.prefetch + 1) + rank.microbatch_rows(most);
         let input = generate.input_layout(recipe.pack.max_length)?;
         let generator = Generator::new(generate, input, recipe.seed, options.rank, ahead, reached);
-        Ok(Some(Teaching { generator, models: Vec::new(), asked: None, fence: None, taken: VecDeque::new(), failed: None }))
+        Ok(Some(Teaching { generator, asked: None, fence: None, taken: VecDeque::new(), failed: None }))
     }
 
     /// What the exchange has done, as numbers, once there is a connection.
@@ -77,9 +75,9 @@ impl Loader {
         if model_cfg.as_ref().is_some_and(|cfg| !cfg.is_object()) {
             return Err(Error::invalid("model_cfg is not a JSON object"));
         }
-        teaching.models.retain(|m| m.from_step != from_step);
-        teaching.models.push(ModelChange { from_step, model_id: model_id.into(), model_cfg });
-        teaching.models.sort_by_key(|m| m.from_step);
+        self.models.retain(|m| m.from_step != from_step);
+        self.models.push(ModelChange { from_step, model_id: model_id.into(), model_cfg });
+        self.models.sort_by_key(|m| m.from_step);
         teaching.fence = None;
         if teaching.asked.is_some_and(|(asked, row)| asked > from_step || (asked == from_step && row > 0)) {
             tracing::debug!(step, from_step, "samples asked for ahead are made anew by the new model");
@@ -95,15 +93,15 @@ impl Loader {
     }
 
     /// The step of the last change of model or weights up to `step`; 0 if there is none.
-    fn fence_at(&self, teaching: &Teaching, step: u64) -> u64 {
-        let changes = teaching.models.iter().map(|m| m.from_step).chain(self.mixture.iter().map(|(from, _)| *from));
+    fn fence_at(&self, step: u64) -> u64 {
+        let changes = self.models.iter().map(|m| m.from_step).chain(self.mixture.iter().map(|(from, _)| *from));
         changes.filter(|from| *from <= step).max().unwrap_or(0)
     }
 
     /// What workers are told of a fence: the model, and which run the tickets' rows are of.
-    fn model_at(&self, teaching: &Teaching, fence: u64) -> Arc<Model> {
+    fn model_at(&self, fence: u64) -> Arc<Model> {
         let recipe = self.parts.recipe.generate.as_ref().expect("only recipes with teachers have them");
-        let change = teaching.models.iter().rev().find(|m| m.from_step <= fence);
+        let change = self.models.iter().rev().find(|m| m.from_step <= fence);
         let (id, config) = change.map_or((&recipe.model_id, &recipe.model_cfg), |m| (&m.model_id, &m.model_cfg));
         let mixture = self.mixture.iter().filter(|(from, _)| *from <= fence).cloned().collect();
         let run = Meta { mixture, models: Vec::new(), ..self.meta(fence, 0) };
@@ -196,13 +194,13 @@ impl Loader {
     }
 
     fn generation_at(&self, teaching: &mut Teaching, step: u64, deadline: Option<Instant>) -> Result<u64> {
-        let fence = self.fence_at(teaching, step);
+        let fence = self.fence_at(step);
         if let Some((of, generation)) = teaching.fence
             && of == fence
         {
             return Ok(generation);
         }
-        let model = self.model_at(teaching, fence);
+        let model = self.model_at(fence);
         let generation = teaching.generator.generation(&model, deadline)?;
         teaching.fence = Some((fence, generation));
         Ok(generation)
