@@ -124,9 +124,13 @@ class Swap : public laneway::LaneOperator {
   explicit Swap(std::shared_ptr<int> counted) : counted_(std::move(counted)) {}
   void push(const lw_piece& piece, laneway::Pieces& pieces) override {
     if (piece.document == 13) throw std::runtime_error("thirteen");
-    if (!held_) return pieces.hold(piece), held_ = piece.number, void();
-    pieces.emit(piece);
-    flush(pieces);
+    if (held_) {
+      pieces.emit(piece);
+      flush(pieces);
+    } else {
+      pieces.hold(piece);
+      held_ = piece.number;
+    }
   }
   void flush(laneway::Pieces& pieces) override {
     if (!held_) return;
@@ -174,15 +178,32 @@ void rows_come_by_their_tickets() {
   CHECK(error_of([&] { loader.set_model("n", 9); }).status() == LW_UNSUPPORTED);
 }
 
+void a_server_feeds_loaders() {
+  const std::string dir = in_data("node");
+  CHECK(mkdir(dir.c_str(), 0700) == 0 && setenv("LANEWAY_DIR", dir.c_str(), 1) == 0);
+  const laneway::Loader here(endless());
+  laneway::Server server(endless(), [](lw_server_options& o, lw_loader_options& pipeline) { o.name = "cpp", pipeline.threads = 1; });
+  const laneway::Loader there = laneway::connect([](lw_connect_options& o) { o.name = "cpp"; });
+  CHECK(there.recipe().fingerprint() == endless().fingerprint());
+  for (int step = 0; step < 20; ++step) CHECK(here.next()->row_hashes() == there.next(in(30s))->row_hashes());
+  CHECK(here.save() == there.save() && server.stats().find("\"peers\"") != std::string::npos);
+  const laneway::Recipe other = laneway::Recipe::parse(DATASETS("", "") TOKENS "[pack]\nmax_length = 64\n[batch]\nglobal_batch = 8\n", data_dir);
+  CHECK(error_of([&] { laneway::connect(other, [](lw_connect_options& o) { o.name = "cpp"; }); }).status() == LW_REFUSED);
+  CHECK(error_of([&] { laneway::Server second(endless(), [](lw_server_options& o, lw_loader_options&) { o.name = "cpp"; }); }).status() == LW_IN_USE);
+  server.stop();
+  CHECK(server.wait(in(30s)));
+}
+
 }  // namespace
 
 int main() {
   use_data();
+  rows_come_by_their_tickets();
+  a_server_feeds_loaders();
   recipes_are_compared();
   datasets_are_read();
   a_run_goes_on_with_another_number_of_ranks();
   a_batch_outlives_its_loader();
   functions_are_called_and_freed_and_may_throw();
   an_operator_keeps_its_state_and_may_throw();
-  rows_come_by_their_tickets();
 }

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -299,7 +300,9 @@ class Given {
     table.drop = [](void* user) { delete static_cast<Operator*>(user); };
     table.open = [](void* user, std::uint32_t number, void** state) {
       return guarded([&] {
-        *state = new Lane{static_cast<Operator*>(user)->open(number), {}};
+        auto made = static_cast<Operator*>(user)->open(number);
+        if (!made) throw std::logic_error("open made no state");
+        *state = new Lane{std::move(made), {}};
         return 0;
       });
     };
@@ -365,6 +368,9 @@ class Loader {
     handle_.reset(handle);
     given.release();
   }
+
+  // Owns a handle that the library gave.
+  explicit Loader(lw_loader* handle) noexcept : handle_(handle) {}
 
   // The next batch, nothing after the last. Throws LW_TIMEOUT if the deadline passed first: call again.
   std::optional<Batch> next(Deadline deadline = never) const {

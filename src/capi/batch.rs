@@ -21,6 +21,7 @@ use super::dlpack::{self, DLManagedTensorVersioned};
 use super::guard::{guard, guard_or};
 use super::home::Home;
 use super::layout::{lw_device, lw_layout, lw_tensor};
+use super::opened::Opened;
 use super::status::lw_status;
 use crate::base::{DType, Error, Result, Status};
 use crate::data::Dataset;
@@ -97,7 +98,7 @@ pub struct lw_batch {
     batch: ManuallyDrop<Batch>,
     matrix: [i64; 2],
     seqlens: OnceLock<[i64; 1]>,
-    datasets: Arc<[Dataset]>,
+    opened: Arc<Opened>,
     /// Names of the teachers' tensors.
     taught: Option<lw_layout>,
     schedule: BatchSchedule,
@@ -106,12 +107,12 @@ pub struct lw_batch {
 
 impl lw_batch {
     /// A handle with one reference.
-    pub(super) fn hand_out(batch: Batch, schedule: &BatchSchedule, datasets: Arc<[Dataset]>) -> *mut lw_batch {
+    pub(super) fn hand_out(batch: Batch, schedule: &BatchSchedule, opened: Arc<Opened>) -> *mut lw_batch {
         let matrix = [batch.num_rows() as i64, batch.length() as i64];
         // Its names were checked when the recipe was read.
         let taught = batch.taught().and_then(|t| lw_layout::new(Arc::clone(t.layout())).ok());
         let schedule = schedule.clone();
-        let handle = lw_batch { batch: ManuallyDrop::new(batch), matrix, seqlens: OnceLock::new(), datasets, taught, schedule, home: Home::here() };
+        let handle = lw_batch { batch: ManuallyDrop::new(batch), matrix, seqlens: OnceLock::new(), opened, taught, schedule, home: Home::here() };
         Arc::into_raw(Arc::new(handle)).cast_mut()
     }
 
@@ -173,12 +174,13 @@ impl lw_batch {
         })
     }
 
-    fn segments(&self) -> impl Iterator<Item = lw_segment> {
-        self.batch.rows().iter().enumerate().flat_map(move |(row, r)| {
+    fn segments(&self) -> Result<impl Iterator<Item = lw_segment>> {
+        let datasets = self.opened.shared()?;
+        Ok(self.batch.rows().iter().enumerate().flat_map(move |(row, r)| {
             let mut offset = 0;
             r.pieces.iter().map(move |piece| {
                 let source = usize::from(piece.source);
-                let shard = self.datasets.get(source).map_or(0, |d| shard_of(d, piece.document));
+                let shard = datasets.get(source).map_or(0, |d| shard_of(d, piece.document));
                 let segment = lw_segment {
                     document: piece.document,
                     dataset: source as u32,
@@ -191,7 +193,7 @@ impl lw_batch {
                 offset += piece.len;
                 segment
             })
-        })
+        }))
     }
 }
 
@@ -336,7 +338,7 @@ pub unsafe extern "C" fn lw_batch_segments(batch: *const lw_batch, segments: *mu
         batch.home.check("batch")?;
         let n = batch.batch.num_segments() as usize;
         // SAFETY: the caller promises room for `capacity` segments.
-        unsafe { arg::put_items(n, batch.segments(), segments, capacity, count, "segments") }
+        unsafe { arg::put_items(n, batch.segments()?, segments, capacity, count, "segments") }
     })
 }
 

@@ -1,10 +1,11 @@
 //! The tensors of one sample: their names, shapes and dtypes, and where each lies in the sample's bytes. Tensors lie in
 //! the order given, each starts at a multiple of 64 bytes, row-major without strides; the tail is not padded.
 
-use super::arg;
 use super::guard::{guard, guard_or};
 use super::status::lw_status;
+use super::{arg, dlpack};
 use crate::base::{DType, Error, Layout, MAX_RANK, Result, Status, TensorSpec};
+use crate::medium::Place;
 use std::ffi::{CString, c_char, c_void};
 use std::ptr;
 use std::sync::Arc;
@@ -41,6 +42,8 @@ pub enum lw_dtype {
 pub enum lw_device {
     /// Memory that this process can read and write.
     LW_DEVICE_CPU = 1,
+    /// Memory of a CUDA device: its address is for the device and its driver only.
+    LW_DEVICE_CUDA = 2,
 }
 
 /// What a tensor is. Everything it points to is the caller's and is copied by whoever takes one.
@@ -75,8 +78,16 @@ pub struct lw_tensor {
     pub dtype: i32,
     /// One of `lw_device`.
     pub device_type: i32,
-    /// 0 for the CPU.
+    /// 0 for the CPU; the CUDA device's number in this process.
     pub device_id: i32,
+}
+
+impl lw_tensor {
+    /// Says where the tensor's data is.
+    pub(super) fn placed(mut self, place: Place) -> lw_tensor {
+        (self.device_type, self.device_id) = dlpack::device(place);
+        self
+    }
 }
 
 /// The layout of a sample. Never changes after it was made, so any number of threads may use it at once.

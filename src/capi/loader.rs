@@ -9,14 +9,14 @@ use super::batch::lw_batch;
 use super::dataset::{lw_dataset, lw_progress_fn, progress};
 use super::function::{functions, lw_function_table};
 use super::generate::{generate_options, lw_generate_options};
-use super::guard::{guard, guard_or};
+use super::guard::{guard, guard_or, set_message};
 use super::home::Home;
+use super::opened::Opened;
 use super::operator::{lw_operator_table, operators};
 use super::recipe::lw_recipe;
 use super::status::lw_status;
 use crate::base::{Error, Result, Status, Stop};
-use crate::data::Dataset;
-use crate::loader::{Loader, Options, Progress, ProgressFn};
+use crate::loader::{AnyLoader, Loader, Options, Progress, ProgressFn};
 use crate::os::clock;
 use crate::pipeline::Batch;
 use crate::plan::BatchSchedule;
@@ -84,7 +84,7 @@ pub struct lw_loader_options {
     pub generate: *const lw_generate_options,
 }
 
-const DEFAULTS: lw_loader_options = lw_loader_options {
+pub(super) const DEFAULTS: lw_loader_options = lw_loader_options {
     struct_size: size_of::<lw_loader_options>(),
     rank: 0,
     ranks: 1,
@@ -116,12 +116,10 @@ pub struct lw_loader {
     /// Held by whoever waits for the loader, so that nobody overtakes.
     turn: Mutex<()>,
     /// `None` once closed.
-    loader: Mutex<Option<Loader>>,
+    loader: Mutex<Option<AnyLoader>>,
     recipe: lw_recipe,
     schedule: BatchSchedule,
-    datasets: Vec<lw_dataset>,
-    /// For batches.
-    shared: Arc<[Dataset]>,
+    opened: Arc<Opened>,
     stop: Stop,
     closed: AtomicBool,
     batches: AtomicU64,
@@ -162,72 +160,34 @@ impl lw_loader {
     }
 
     fn stats(&self) -> Result<String> {
-        let stats = self.enter()?.loader().stats()?;
-        let (counts, left) = (&stats.counts, &stats.counts.left_out);
-        let object = serde_json::json!({
-            "batches": self.batches.load(Ordering::Relaxed),
-            "waited_ns": self.waited_ns.load(Ordering::Relaxed),
-            "documents": counts.documents,
-            "tokens": counts.tokens,
-            "rows": counts.rows,
-            "epoch": counts.epoch,
-            "truncated_tokens": counts.truncated,
-            "empty": left.empty,
-            "filtered": left.filtered,
-            "skipped": left.skipped,
-            "dropped": left.dropped,
-            "dropped_tokens": left.dropped_tokens,
-            "bytes_read": stats.bytes_read,
-            "tokenizer": stats.tokenizer,
-            "generate": stats.generate,
-        });
-        Ok(object.to_string())
+        let mut stats = self.enter()?.loader().stats()?;
+        stats.insert("batches".into(), self.batches.load(Ordering::Relaxed).into());
+        stats.insert("waited_ns".into(), self.waited_ns.load(Ordering::Relaxed).into());
+        Ok(serde_json::Value::Object(stats).to_string())
     }
 
-    fn info(&self) -> Result<String> {
-        let mut entered = self.enter()?;
-        let loader = entered.loader();
-        let (recipe, parts, rank, schedule) = (loader.recipe(), loader.parts(), loader.rank(), loader.schedule());
-        let step = loader.step();
-        let each = schedule.rows_at(step);
-        let token = |id: Option<u32>| id.map_or(serde_json::Value::Null, Into::into);
-        let tokenizer = parts.decoder.as_ref().map(|t| {
-            serde_json::json!({
-                "path": t.path().to_string_lossy(), "engine": parts.tokenizer_engine, "fingerprint": format!("{:016x}", parts.tokenizer),
-                "vocab_size": t.vocab_size(), "bos": token(t.bos()), "eos": token(t.eos()), "pad": token(t.pad()),
-            })
-        });
-        let datasets = recipe.datasets.iter().zip(&parts.datasets).map(|(d, data)| {
-            serde_json::json!({
-                "name": d.spec.name, "documents": data.documents(), "groups": data.groups().len(), "shards": data.shards().len(),
-                "fingerprint": format!("{:016x}", data.fingerprint()),
-            })
-        });
-        let object = serde_json::json!({
-            "fingerprint": format!("{:016x}", recipe.fingerprint()),
-            "step": step,
-            "lanes": schedule.lanes(),
-            "first_lane": rank.lanes.start,
-            "end_lane": rank.lanes.end,
-            "global_batch": schedule.global_batch(step),
-            "rows": rank.rows(each),
-            "microbatch_size": rank.microbatch_rows(each),
-            "microbatches": rank.microbatches(each),
-            "row_length": recipe.pack.max_length,
-            "pad_token_id": parts.pad_token_id,
-            "finite": recipe.is_finite(),
-            "datasets": datasets.collect::<Vec<_>>(),
-            "tokenizer": tokenizer,
-        });
-        Ok(object.to_string())
+    /// The caller's handle of a loader.
+    pub(super) fn hand_out(loader: AnyLoader, opened: Opened, stop: Stop) -> *mut lw_loader {
+        Box::into_raw(Box::new(lw_loader {
+            recipe: lw_recipe { recipe: loader.recipe().clone() },
+            opened: Arc::new(opened),
+            schedule: loader.schedule().clone(),
+            turn: Mutex::default(),
+            loader: Mutex::new(Some(loader)),
+            stop,
+            closed: AtomicBool::new(false),
+            batches: AtomicU64::new(0),
+            waited_ns: AtomicU64::new(0),
+            home: Home::here(),
+        }))
     }
 }
 
 /// A loader whose turn it is.
-pub(super) struct Entered<'a>(MutexGuard<'a, Option<Loader>>);
+pub(super) struct Entered<'a>(MutexGuard<'a, Option<AnyLoader>>);
 
 impl Entered<'_> {
-    pub(super) fn loader(&mut self) -> &mut Loader {
+    pub(super) fn loader(&mut self) -> &mut AnyLoader {
         self.0.as_mut().expect("checked when it was entered, and held since")
     }
 }
@@ -265,22 +225,10 @@ pub unsafe extern "C" fn lw_loader_open(recipe: *const lw_recipe, options: *cons
         let loader = Loader::open_with(recipe.clone(), tuning, &functions.functions, &operators.makers)?;
         functions.keep();
         operators.keep();
-        let shared: Arc<[Dataset]> = loader.parts().datasets.clone().into();
-        let handle = Box::new(lw_loader {
-            recipe: lw_recipe { recipe: loader.recipe().clone() },
-            datasets: shared.iter().cloned().map(lw_dataset::new).collect(),
-            shared,
-            schedule: loader.schedule().clone(),
-            turn: Mutex::default(),
-            loader: Mutex::new(Some(loader)),
-            stop,
-            closed: AtomicBool::new(false),
-            batches: AtomicU64::new(0),
-            waited_ns: AtomicU64::new(0),
-            home: Home::here(),
-        });
+        let parts = loader.parts().clone();
+        let handle = lw_loader::hand_out(AnyLoader::Own(Box::new(loader)), Opened::here(parts), stop);
         // SAFETY: not NULL; the caller promises that it is writable.
-        unsafe { out.write(Box::into_raw(handle)) };
+        unsafe { out.write(handle) };
         Ok(())
     })
 }
@@ -299,7 +247,7 @@ pub(super) unsafe fn open_options(options: *const lw_loader_options, stop: &Stop
 
 /// # Safety
 /// The options' strings are NULL or readable.
-unsafe fn loader_options(given: &lw_loader_options, stop: &Stop) -> Result<Options> {
+pub(super) unsafe fn loader_options(given: &lw_loader_options, stop: &Stop) -> Result<Options> {
     // SAFETY: the caller's promise.
     let cache_dir = unsafe { arg::c_string(given.cache_dir, "cache_dir") }?.map(PathBuf::from);
     let told = progress(given.progress, given.progress_user, stop.clone());
@@ -335,7 +283,7 @@ pub unsafe extern "C" fn lw_loader_next(loader: *const lw_loader, deadline: i64,
         let loader = unsafe { arg::object(loader, "loader") }?;
         let out = arg::out(out, "out")?;
         let batch = loader.next(deadline)?;
-        let handle = batch.map_or(ptr::null_mut(), |b| lw_batch::hand_out(b, &loader.schedule, Arc::clone(&loader.shared)));
+        let handle = batch.map_or(ptr::null_mut(), |b| lw_batch::hand_out(b, &loader.schedule, Arc::clone(&loader.opened)));
         // SAFETY: not NULL; the caller promises that it is writable.
         unsafe { out.write(handle) };
         Ok(())
@@ -430,11 +378,19 @@ pub unsafe extern "C" fn lw_loader_recipe(loader: *const lw_loader) -> *const lw
 }
 
 /// Dataset `index`, in the recipe's order, to read and locate documents in; NULL if there is none, or for NULL. Valid
-/// until `lw_loader_free`, not to be freed. Any thread.
+/// until `lw_loader_free`, not to be freed. The datasets of a loader that `lw_loader_connect` made are opened by the first
+/// call; NULL, and `lw_last_error`, if they cannot be opened in this process. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_loader_dataset(loader: *const lw_loader, index: usize) -> *const lw_dataset {
     // SAFETY: the caller promises NULL or a valid handle.
-    unsafe { loader.as_ref() }.and_then(|l| l.datasets.get(index)).map_or(ptr::null(), ptr::from_ref)
+    let Some(loader) = (unsafe { loader.as_ref() }) else { return ptr::null() };
+    guard_or(ptr::null(), || match loader.opened.datasets() {
+        Ok(datasets) => datasets.get(index).map_or(ptr::null(), ptr::from_ref),
+        Err(e) => {
+            set_message(&e.message);
+            ptr::null()
+        }
+    })
 }
 
 /// Writes what the loader is, one JSON object, NUL-terminated, into `buffer`: `fingerprint` (of the recipe, in
@@ -447,7 +403,7 @@ pub unsafe extern "C" fn lw_loader_dataset(loader: *const lw_loader, index: usiz
 pub unsafe extern "C" fn lw_loader_info(loader: *const lw_loader, buffer: *mut c_char, capacity: usize, len: *mut usize) -> lw_status {
     guard(|| {
         // SAFETY: the caller promises a valid handle.
-        let text = unsafe { arg::object(loader, "loader") }?.info()?;
+        let text = unsafe { arg::object(loader, "loader") }?.enter()?.loader().info().to_string();
         // SAFETY: the caller promises a buffer of that capacity.
         unsafe { arg::put_text(&text, buffer, capacity, len) }
     })
@@ -460,7 +416,7 @@ pub unsafe extern "C" fn lw_loader_info(loader: *const lw_loader, buffer: *mut c
 pub unsafe extern "C" fn lw_loader_explain(loader: *const lw_loader, buffer: *mut c_char, capacity: usize, len: *mut usize) -> lw_status {
     guard(|| {
         // SAFETY: the caller promises a valid handle.
-        let text = unsafe { arg::object(loader, "loader") }?.enter()?.loader().explain();
+        let text = unsafe { arg::object(loader, "loader") }?.enter()?.loader().explain()?;
         // SAFETY: the caller promises a buffer of that capacity.
         unsafe { arg::put_text(&text, buffer, capacity, len) }
     })
@@ -500,8 +456,8 @@ pub unsafe extern "C" fn lw_loader_decode(
         let (loader, ids) = unsafe { (arg::object(loader, "loader")?, arg::slice(ids, count, "ids")?) };
         let id = |(i, id): (usize, &i64)| u32::try_from(*id).map_err(|_| Error::invalid(format!("ids[{i}] is {id}; expected a token id")));
         let ids = ids.iter().enumerate().map(id).collect::<Result<Vec<u32>>>()?;
-        let decoder = loader.enter()?.loader().parts().decoder.clone();
-        let text = decoder.ok_or_else(|| Error::new(Status::Unsupported, "this loader has no tokenizer"))?.decode(&ids)?;
+        loader.home.check("loader")?;
+        let text = loader.opened.decoder()?.decode(&ids)?;
         // SAFETY: the caller promises a buffer of that capacity.
         unsafe { arg::put_text(&text, buffer, capacity, len) }
     })

@@ -44,6 +44,10 @@ pub mod generate;
 
 pub mod loader;
 
+pub mod server;
+
+pub mod connect;
+
 pub mod state;
 
 pub mod rows;
@@ -52,3 +56,4 @@ mod callback_medium;
 mod dlpack;
 mod home;
 mod open_tasks;
+mod opened;

@@ -1,10 +1,12 @@
 //! What the pointers in an `lw_task` point to, for as long as they must stay valid.
 
 use super::layout::lw_layout;
+use super::student::device_flag;
 use super::worker::lw_task;
 use crate::base::{Error, Layout, Result};
 use crate::exchange::message::Model;
 use crate::exchange::worker::{Input, Task};
+use crate::medium::Place;
 use std::collections::HashMap;
 use std::ffi::c_char;
 use std::ptr;
@@ -28,6 +30,7 @@ impl ModelText {
 struct Open {
     model: Arc<ModelText>,
     layout: Arc<lw_layout>,
+    place: Place,
     /// What the ticket carries, and how it lies.
     input: Option<(Arc<lw_layout>, Input)>,
 }
@@ -46,7 +49,7 @@ impl OpenTasks {
     /// Opens a task and gives C's form of it.
     pub(super) fn add(&mut self, task: &Task) -> Result<lw_task> {
         let input = task.input.as_ref().map(|i| Ok::<_, Error>((self.layout_for(&i.layout)?, i.clone()))).transpose()?;
-        let (model, layout) = (self.model_text(&task.model), self.layout_for(&task.layout)?);
+        let (model, layout, place) = (self.model_text(&task.model), self.layout_for(&task.layout)?, task.place);
         let text = |bytes: &Vec<u8>| (bytes.as_ptr().cast::<c_char>(), bytes.len() - 1);
         let (model_id, model_id_len) = text(&model.id);
         let (model_config, model_config_len) = model.config.as_ref().map_or((ptr::null(), 0), text);
@@ -65,9 +68,9 @@ impl OpenTasks {
             model_config_len,
             layout: Arc::as_ptr(&layout),
             attempt: task.attempt,
-            reserved: 0,
+            flags: device_flag(task.place),
         };
-        self.open.insert(id, Open { model, layout, input });
+        self.open.insert(id, Open { model, layout, place, input });
         Ok(task)
     }
 
@@ -95,9 +98,9 @@ impl OpenTasks {
         self.open.get(&id).ok_or_else(|| Error::invalid(format!("task {id} is not open; it was committed or failed before, or is not this worker's")))
     }
 
-    /// The layout of an open task.
-    pub(super) fn layout(&self, id: u64) -> Result<Arc<lw_layout>> {
-        self.get(id).map(|open| Arc::clone(&open.layout))
+    /// The layout of an open task, and where its memory is.
+    pub(super) fn layout_and_place(&self, id: u64) -> Result<(Arc<lw_layout>, Place)> {
+        self.get(id).map(|open| (Arc::clone(&open.layout), open.place))
     }
 
     /// The model of an open task.

@@ -362,8 +362,10 @@ impl Operator for InC {
         set_message("");
         // SAFETY: as in `push`; `bytes` and `len` are writable.
         let code = unsafe { save(self.calls.owner.user(), state, &raw mut self.pieces, &raw mut bytes, &raw mut len) };
-        self.pieces.emitted.clear();
         done(code)?;
+        if !std::mem::take(&mut self.pieces.emitted).is_empty() {
+            return Err(Error::invalid("save must not hand on pieces; push and flush do"));
+        }
         // SAFETY: whoever filled the table promised `len` bytes there until the state's next call, which `&mut self` keeps away.
         Ok(unsafe { arg::slice(bytes.cast::<u8>(), len, "bytes") }?.to_vec())
     }

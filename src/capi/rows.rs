@@ -8,12 +8,12 @@ use super::function::functions;
 use super::guard::{guard, guard_or};
 use super::home::Home;
 use super::loader::{lw_loader_options, open_options};
+use super::opened::Opened;
 use super::operator::operators;
 use super::recipe::lw_recipe;
 use super::status::lw_status;
 use super::worker::{lw_task, lw_worker};
 use crate::base::{Error, Result, Status, Stop};
-use crate::data::Dataset;
 use crate::loader::Rows;
 use crate::os::clock;
 use crate::pipeline::{Meta, Model};
@@ -35,8 +35,7 @@ pub struct lw_ticket {
 pub struct lw_rows {
     rows: Mutex<Reader>,
     schedule: BatchSchedule,
-    shared: Arc<[Dataset]>,
-    datasets: Vec<lw_dataset>,
+    opened: Arc<Opened>,
     stop: Stop,
     home: Home,
 }
@@ -58,7 +57,7 @@ impl lw_rows {
         }
         let batch = reader.rows.get(tickets, Some(clock::instant(deadline)))?;
         drop(reader);
-        Ok(lw_batch::hand_out(batch, &self.schedule, Arc::clone(&self.shared)))
+        Ok(lw_batch::hand_out(batch, &self.schedule, Arc::clone(&self.opened)))
     }
 }
 
@@ -103,10 +102,8 @@ pub unsafe extern "C" fn lw_rows_open(recipe: *const lw_recipe, options: *const 
         let rows = Rows::open_with(recipe.clone(), tuning, &functions.functions, &operators.makers)?;
         functions.keep();
         operators.keep();
-        let shared: Arc<[Dataset]> = rows.loader().parts().datasets.clone().into();
         let handle = Box::new(lw_rows {
-            datasets: shared.iter().cloned().map(lw_dataset::new).collect(),
-            shared,
+            opened: Arc::new(Opened::here(rows.loader().parts().clone())),
             schedule: rows.loader().schedule().clone(),
             rows: Mutex::new(Reader { rows, followed: None }),
             stop,
@@ -179,7 +176,8 @@ pub unsafe extern "C" fn lw_rows_of_tasks(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_rows_dataset(rows: *const lw_rows, index: usize) -> *const lw_dataset {
     // SAFETY: the caller promises NULL or a valid handle.
-    unsafe { rows.as_ref() }.and_then(|r| r.datasets.get(index)).map_or(ptr::null(), ptr::from_ref)
+    let opened = unsafe { rows.as_ref() }.map(|r| &r.opened);
+    guard_or(ptr::null(), || opened.and_then(|o| o.datasets().ok()?.get(index)).map_or(ptr::null(), ptr::from_ref))
 }
 
 /// Ends an indexing or counting that is going on, or else the next call, with `LW_INTERRUPTED`. NULL is allowed. Any

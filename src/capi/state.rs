@@ -27,7 +27,7 @@ pub struct lw_state {
 pub unsafe extern "C" fn lw_loader_save(loader: *const lw_loader, buffer: *mut c_void, capacity: usize, len: *mut usize) -> lw_status {
     guard(|| {
         // SAFETY: the caller promises a valid handle.
-        let bytes = unsafe { arg::object(loader, "loader") }?.enter()?.loader().save().to_bytes();
+        let bytes = unsafe { arg::object(loader, "loader") }?.enter()?.loader().save()?.to_bytes();
         // SAFETY: the caller promises a buffer of that capacity.
         unsafe { arg::put_bytes(&bytes, buffer, capacity, len) }
     })
@@ -41,7 +41,7 @@ pub unsafe extern "C" fn lw_loader_save(loader: *const lw_loader, buffer: *mut c
 pub unsafe extern "C" fn lw_loader_save_json(loader: *const lw_loader, buffer: *mut c_char, capacity: usize, len: *mut usize) -> lw_status {
     guard(|| {
         // SAFETY: the caller promises a valid handle.
-        let text = unsafe { arg::object(loader, "loader") }?.enter()?.loader().save().to_json();
+        let text = unsafe { arg::object(loader, "loader") }?.enter()?.loader().save()?.to_json();
         // SAFETY: the caller promises a buffer of that capacity.
         unsafe { arg::put_text(&text, buffer, capacity, len) }
     })

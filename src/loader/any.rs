@@ -1,9 +1,9 @@
 //! Either kind of loader: the one whose pipeline runs in this process, or the one whose batches another process makes.
 
+use super::Loader;
 use super::about::{self, About};
 use super::node::NodeLoader;
-use super::{Loader, Parts};
-use crate::base::Result;
+use crate::base::{Error, Result, Status};
 use crate::pipeline::{Batch, Checkpoint};
 use crate::plan::BatchSchedule;
 use crate::recipe::Recipe;
@@ -59,6 +59,17 @@ impl AnyLoader {
         }
     }
 
+    /// See [`Loader::set_model`].
+    pub fn set_model(&mut self, model_id: &str, model_cfg: Option<Value>, from_step: u64) -> Result<()> {
+        match self {
+            AnyLoader::Own(loader) => loader.set_model(model_id, model_cfg, from_step),
+            AnyLoader::Node(_) => {
+                let message = "a server makes rows alone, and asks no teachers; open a loader on each rank of a recipe with a [generate]";
+                Err(Error::new(Status::Unsupported, message))
+            }
+        }
+    }
+
     /// See [`Loader::steps`].
     pub fn steps(&mut self) -> Result<Option<u64>> {
         match self {
@@ -91,14 +102,6 @@ impl AnyLoader {
         }
     }
 
-    /// Data and work, if they are in this process.
-    pub fn parts(&self) -> Option<&Parts> {
-        match self {
-            AnyLoader::Own(loader) => Some(loader.parts()),
-            AnyLoader::Node(_) => None,
-        }
-    }
-
     /// What it is at its next step.
     pub fn info(&self) -> Value {
         match self {
@@ -121,17 +124,5 @@ impl AnyLoader {
             AnyLoader::Own(loader) => Ok(loader.explain()),
             AnyLoader::Node(loader) => loader.explain(),
         }
-    }
-
-    /// Opens data and tokenizer here, to look into, if they are not.
-    pub fn open_parts(&self, mut tuning: super::Options) -> Result<Parts> {
-        if let Some(parts) = self.parts() {
-            return Ok(parts.clone());
-        }
-        tuning.progress = None;
-        let mut recipe = self.recipe().clone();
-        // Text and places are wanted, not tokens.
-        recipe.functions.clear();
-        Parts::open(recipe, &tuning, &[])
     }
 }

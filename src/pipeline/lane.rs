@@ -264,7 +264,8 @@ impl Lane {
         if self.operators.is_empty() {
             self.packer.push(piece)
         } else {
-            self.operators.push(piece)?
+            let all: u64 = self.plan.sources.iter().map(|s| s.documents()).sum();
+            self.operators.push(piece, all * 2 + 4096)?
         }
         Ok(true)
     }

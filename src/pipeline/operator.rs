@@ -64,6 +64,8 @@ pub(super) struct Operators {
     names: Vec<String>,
     chain: Vec<Box<dyn Operator>>,
     arriving: VecDeque<Piece>,
+    /// Documents taken since a piece last came out.
+    barren: u64,
     /// Where pieces go from one operator to the next.
     from: Vec<Piece>,
     to: Vec<Piece>,
@@ -84,10 +86,18 @@ impl Operators {
         self.arriving.pop_front()
     }
 
-    /// A document goes through all operators.
-    pub fn push(&mut self, piece: Piece) -> Result<()> {
+    /// A document goes through all operators. That `most` in a row bring nothing out is an error: the lane would wait for ever.
+    pub fn push(&mut self, piece: Piece, most: u64) -> Result<()> {
         self.from.push(piece);
-        self.run(0, false)
+        self.run(0, false)?;
+        self.barren = if self.arriving.is_empty() { self.barren + 1 } else { 0 };
+        if self.barren > most {
+            let (names, lane, barren) = (self.names.join("', '"), self.lane, self.barren);
+            let message =
+                format!("operator '{names}' hands nothing on: lane {lane} has given it {barren} documents in a row, more than twice all there are");
+            return Err(Error::new(Status::Data, message));
+        }
+        Ok(())
     }
 
     /// No document comes any more.

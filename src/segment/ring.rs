@@ -45,6 +45,7 @@ const OPEN: u32 = 0;
 const ENDED: u32 = 1;
 const FAILED: u32 = 2;
 const MOVED: u32 = 3;
+const REPLACED: u32 = 4;
 
 #[repr(C, align(128))]
 struct Seat {
@@ -333,7 +334,7 @@ impl Publisher {
     /// Says that no batch comes any more, and why.
     pub fn end(&mut self, why: End<'_>) {
         let front = self.ring.front();
-        if let End::Failed(error) = why {
+        if let End::Failed(error) | End::Replaced(error) = why {
             let mut len = error.message.len().min(TEXT_WORDS * 8);
             while !error.message.is_char_boundary(len) {
                 len -= 1;
@@ -350,6 +351,7 @@ impl Publisher {
             End::Stream => ENDED,
             End::Failed(_) => FAILED,
             End::Moved => MOVED,
+            End::Replaced(_) => REPLACED,
         };
         front.state.0.store(state, Ordering::Release);
         self.ring_sleepers();
@@ -374,8 +376,10 @@ impl Publisher {
 pub enum End<'a> {
     /// It was the last.
     Stream,
-    /// The next cannot be made, or is made elsewhere, which each peer is to be told.
+    /// The next cannot be made.
     Failed(&'a Error),
+    /// Other batches are made elsewhere, which each peer is told at once: those that lie here are not wanted any more.
+    Replaced(&'a Error),
     /// It is made in another ring, where each peer may take its place by itself.
     Moved,
 }
@@ -444,6 +448,9 @@ impl<K: Send + Sync + 'static> Peer<K> {
     /// Takes the next batch, if it is there.
     pub fn take(&mut self) -> Result<Taken> {
         let front = self.seat.ring.front();
+        if front.state.0.load(Ordering::Acquire) == REPLACED {
+            return Ok(Taken::Failed(self.failure()));
+        }
         // Acquire: pairs with the Release in `Publisher::publish`.
         if front.head.0.load(Ordering::Acquire) <= self.next {
             // Acquire: pairs with the Release in `end`; what was published before is seen after.

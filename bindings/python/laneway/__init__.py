@@ -11,7 +11,8 @@ Start here:
 Or, without a teacher:
 
 - a :class:`Loader` turns a recipe into batches, the same global batches on any number of ranks;
-- a :class:`Pipeline` is the same from calls instead of a file.
+- a :class:`Pipeline` is the same from calls instead of a file;
+- a :class:`NodeLoader` reads batches that one process makes for all ranks of a node: ``laneway serve``, or a :class:`Server`.
 
 Or both: a recipe with a ``[generate]`` has teachers make a sample for each row of its batches, and
 :class:`Rows`, or ``Worker(recipe=…)``, gives them the rows.
@@ -35,9 +36,11 @@ from .errors import LanewayError, TaskError
 from .generate import GenerateOptions
 from .loader import Loader
 from .logs import setup_logging
+from .node_loader import NodeLoader
 from .pipeline import Pipeline
 from .recipe import Recipe
 from .rows import Rows
+from .server import Server
 from .student import GenerationValue, SampleRef, StudentClient
 from .worker import Task, Worker
 
@@ -55,6 +58,7 @@ __all__ = [
     "GenerationValue",
     "LanewayError",
     "Loader",
+    "NodeLoader",
     "Operator",
     "Pipeline",
     "Recipe",
@@ -62,6 +66,7 @@ __all__ = [
     "SampleMeta",
     "SampleRecord",
     "SampleRef",
+    "Server",
     "StudentClient",
     "Task",
     "TaskError",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -141,6 +142,14 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "lw_rows_dataset": (_handle, [_handle, c_size_t]),
     "lw_rows_cancel": (None, [_handle]),
     "lw_rows_free": (None, [_handle]),
+    "lw_connect_options_init": (None, [POINTER(s.ConnectOptions)]),
+    "lw_loader_connect": (_status, [_handle, POINTER(s.ConnectOptions), _out]),
+    "lw_server_options_init": (None, [POINTER(s.ServerOptions)]),
+    "lw_server_start": (_status, [_handle, POINTER(s.ServerOptions), _out]),
+    "lw_server_wait": (_status, [_handle, c_int64]),
+    "lw_server_stats": (_status, [_handle, c_char_p, c_size_t, _len]),
+    "lw_server_stop": (None, [_handle]),
+    "lw_server_free": (None, [_handle]),
 }
 
 
@@ -189,6 +198,18 @@ def _places() -> Iterator[list[Path]]:
     if (root / "Cargo.toml").is_file():
         target = Path(os.environ.get("CARGO_TARGET_DIR", root / "target"))
         yield [target / "release" / "liblaneway.so", root / "build" / "lib" / "liblaneway.so"]
+
+
+def find_program() -> Path:
+    """The ``laneway`` program: ``$LANEWAY_BIN``, else beside the library, in ``../bin`` of it or in the ``bin`` of this Python, else in ``PATH``."""
+    given = os.environ.get("LANEWAY_BIN")
+    if given:
+        return Path(given)
+    beside = find_library().parent
+    for folder in [beside, beside.parent / "bin", Path(sys.prefix) / "bin", *map(Path, os.get_exec_path())]:
+        if (folder / "laneway").is_file():
+            return folder / "laneway"
+    raise FileNotFoundError(f"the laneway program was not found beside {beside} or in PATH; set LANEWAY_BIN, or start it yourself")
 
 
 def check(status: int) -> None:

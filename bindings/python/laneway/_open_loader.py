@@ -47,7 +47,7 @@ class OpenLoader:
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: Recipe | None,
         rank: int,
         ranks: int,
         tuning: Tuning,
@@ -56,7 +56,7 @@ class OpenLoader:
         progress: ProgressFn | bool | str | None,
     ) -> None:
         self.pid = os.getpid()
-        self._watch = Watch(progress)
+        self._watch = _Watch(progress)
         # What the library calls must live as long as it may call, and must not keep this object.
         self._progress = _structs.Progress(self._watch.tell)
         self._tables = [f.table() for f in functions]
@@ -70,13 +70,19 @@ class OpenLoader:
         self._firsts: list[np.ndarray] | None = None
         at_exit(LOADERS, self, OpenLoader.close)
 
-    def _make(self, recipe: Recipe, rank: int, ranks: int, tuning: Tuning) -> int:
+    def _make(self, recipe: Recipe | None, rank: int, ranks: int, tuning: Tuning) -> int:
+        assert recipe is not None
         c = loader_options(tuning, self._tables, self._operators, self._progress)
-        c.rank, c.ranks = rank, ranks
+        c.rank, c.ranks, c.uneven, c.microbatch_size = rank, ranks, tuning.uneven, tuning.microbatch_size
         out = c_void_p()
         _native.check(self._lib.lw_loader_open(recipe._handle, ctypes.byref(c), ctypes.byref(out)))
         assert out.value is not None
         return out.value
+
+    @property
+    def recipe(self) -> Recipe:
+        """The loader's recipe."""
+        return Recipe(_native.text(self._lib.lw_recipe_to_toml, self._lib.lw_loader_recipe(self._handle)))
 
     def next(self, deadline: int = _native.NEVER) -> int | None:
         """The next ``lw_batch``, whose reference the caller owns; None after the last."""
@@ -218,24 +224,20 @@ class OpenLoader:
         return self._watch.take_failure() or _native.error(status)
 
 
-def loader_options(
-    tuning: Tuning, tables: list[_structs.FunctionTable], operators: list[_structs.OperatorTable], progress: Any
-) -> _structs.LoaderOptions:
-    """The struct, for rank 0 of 1; it keeps what it points to alive."""
+def loader_options(tuning: Tuning, functions: list[Any], operators: list[Any], progress: Any) -> _structs.LoaderOptions:
+    """What ``lw_loader_open`` and ``lw_server_start`` have in common; the tables must live as long as it."""
     c = _structs.LoaderOptions()
     _native.lib().lw_loader_options_init(ctypes.byref(c))
-    c.uneven, c.microbatch_size, c.prefetch = tuning.uneven, tuning.microbatch_size, tuning.prefetch
+    c.prefetch = tuning.prefetch
     c.threads = _structs.THREADS_ALL if tuning.threads is None else tuning.threads
     c.cache_dir = None if tuning.cache_dir is None else os.fsencode(tuning.cache_dir)
     c.memory_budget, c.task_bytes = tuning.memory_budget, tuning.task_bytes
-    c.functions = (ctypes.POINTER(_structs.FunctionTable) * max(1, len(tables)))(*[ctypes.pointer(t) for t in tables])
-    c.function_count = len(tables)
+    c.functions = (ctypes.POINTER(_structs.FunctionTable) * max(1, len(functions)))(*[ctypes.pointer(t) for t in functions])
     c.operators = (ctypes.POINTER(_structs.OperatorTable) * max(1, len(operators)))(*[ctypes.pointer(t) for t in operators])
-    c.operator_count = len(operators)
+    c.function_count, c.operator_count = len(functions), len(operators)
     c.progress = progress
-    generate = tuning.generate
-    if generate is not True:
-        c.generate = ctypes.pointer(generate.to_c() if isinstance(generate, GenerateOptions) else rows_only())
+    if tuning.generate is not True:
+        c.generate = ctypes.pointer(tuning.generate.to_c() if isinstance(tuning.generate, GenerateOptions) else rows_only())
     return c
 
 
@@ -251,7 +253,33 @@ def first_documents(dataset_of: Callable[[int, int], int | None], handle: int) -
     return firsts
 
 
-class Watch:
+@dataclass(frozen=True)
+class Connection(Tuning):
+    """Which peer of a server it is."""
+
+    name: str
+    peers: int
+    spin_us: int
+    patience_s: float
+
+
+class OpenNodeLoader(OpenLoader):
+    """The same, of a loader whose batches a server makes."""
+
+    def _make(self, recipe: Recipe | None, rank: int, ranks: int, tuning: Tuning) -> int:
+        assert isinstance(tuning, Connection)
+        c = _structs.ConnectOptions()
+        self._lib.lw_connect_options_init(ctypes.byref(c))
+        c.rank, c.ranks, c.uneven, c.microbatch_size = rank, ranks, tuning.uneven, tuning.microbatch_size
+        c.name, c.peers, c.spin_us, c.patience_ms = tuning.name.encode(), tuning.peers, tuning.spin_us, int(tuning.patience_s * 1000)
+        c.progress = self._progress
+        out = c_void_p()
+        _native.check(self._lib.lw_loader_connect(None if recipe is None else recipe._handle, ctypes.byref(c), ctypes.byref(out)))
+        assert out.value is not None
+        return out.value
+
+
+class _Watch:
     """What the library tells while it indexes and counts, and whether it shall go on."""
 
     def __init__(self, progress: ProgressFn | bool | str | None) -> None:

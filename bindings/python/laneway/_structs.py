@@ -256,6 +256,39 @@ class LoaderOptions(ctypes.Structure):
     ]
 
 
+class ConnectOptions(ctypes.Structure):
+    """``lw_connect_options``"""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("name", c_char_p),
+        ("rank", c_uint32),
+        ("ranks", c_uint32),
+        ("microbatch_size", c_uint64),
+        ("uneven", c_int32),
+        ("peers", c_uint32),
+        ("spin_us", c_uint32),
+        ("patience_ms", c_uint32),
+        ("progress", Progress),
+        ("progress_user", c_void_p),
+    ]
+
+
+class ServerOptions(ctypes.Structure):
+    """``lw_server_options``"""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("name", c_char_p),
+        ("loader", POINTER(LoaderOptions)),
+        ("ranks", c_uint32),
+        ("local_ranks", c_uint32),
+        ("peers", c_uint32),
+        ("slots", c_uint32),
+        ("exit_when_idle_ms", c_int64),
+    ]
+
+
 class State(ctypes.Structure):
     """``lw_state``"""
 

@@ -78,8 +78,7 @@ class Loader:
     ) -> None:
         self.recipe = Recipe.of(recipe)
         self.rank, self.ranks = check_count("rank", rank, 0), check_count("ranks", ranks, 1)
-        if self.rank >= self.ranks:
-            raise ValueError(f"rank is {rank}; expected 0 to {ranks - 1}, since ranks is {ranks}")
+        self._check_rank()
         self._tuning = Tuning(
             microbatch_size=0 if microbatch_size is None else check_count("microbatch_size", microbatch_size, 1),
             uneven=bool(uneven),
@@ -90,8 +89,11 @@ class Loader:
             task_bytes=check_count("task_bytes", task_bytes, 1, 2**31),
             generate=_as_generate(generate),
         )
-        self._functions = as_functions(functions)
-        self._operators = as_operators(operators)
+        self._functions, self._operators = _as_functions(functions), _as_operators(operators)
+        self._set_manner(progress, framework)
+
+    def _set_manner(self, progress: ProgressFn | bool | str | None, framework: Framework) -> None:
+        """What all kinds of loaders have, and a place that is not open yet."""
         if not (progress in (None, True, False, "auto") or callable(progress)):
             raise ValueError(f'progress is {progress!r}; expected "auto", True, None or a function (what, done, total)')
         self._progress = progress
@@ -100,6 +102,10 @@ class Loader:
         self._framework: Framework = framework
         self._start: list[bytes] | int | None = None
         self._renew()
+
+    def _check_rank(self) -> None:
+        if self.rank >= self.ranks:
+            raise ValueError(f"rank is {self.rank}; expected 0 to {self.ranks - 1}, since ranks is {self.ranks}")
 
     def _renew(self) -> None:
         self._lock = ProcessLock()
@@ -255,14 +261,17 @@ class Loader:
         if opened is not None:
             opened.close()
 
+    def _fresh(self) -> OpenLoader:
+        return OpenLoader(self.recipe, self.rank, self.ranks, self._tuning, self._functions, self._operators, self._progress)
+
     def _opened(self) -> OpenLoader:
         opened = self._open
         if opened is None:
             with self._lock:
                 if self._closed:
-                    raise Closed("this Loader was closed; make a new one")
+                    raise Closed(f"this {type(self).__name__} was closed; make a new one")
                 if self._open is None:
-                    fresh = OpenLoader(self.recipe, self.rank, self.ranks, self._tuning, self._functions, self._operators, self._progress)
+                    fresh = self._fresh()
                     if self._start is not None:
                         fresh.move(self._start)
                     self._open, self._start = fresh, None
@@ -286,7 +295,15 @@ class Loader:
         self._renew()
 
     def __repr__(self) -> str:
-        return f"Loader(recipe={self.recipe.fingerprint:016x}, rank={self.rank}, ranks={self.ranks})"
+        return f"{type(self).__name__}(recipe={self.recipe.fingerprint:016x}, rank={self.rank}, ranks={self.ranks})"
+
+
+def _as_operators(given: Iterable[Operator]) -> list[Operator]:
+    operators = list(given)
+    for operator in operators:
+        if not isinstance(operator, Operator):
+            raise TypeError(f"operators holds a {type(operator).__name__}; expected laneway.Operator")
+    return operators
 
 
 def _as_generate(given: GenerateOptions | bool) -> GenerateOptions | bool:
@@ -295,17 +312,7 @@ def _as_generate(given: GenerateOptions | bool) -> GenerateOptions | bool:
     raise TypeError(f"generate is a {type(given).__name__}; expected laneway.GenerateOptions, True or False")
 
 
-def as_operators(given: Iterable[Operator]) -> list[Operator]:
-    """Operators, checked."""
-    operators = list(given)
-    for operator in operators:
-        if not isinstance(operator, Operator):
-            raise TypeError(f"operators holds a {type(operator).__name__}; expected laneway.Operator")
-    return operators
-
-
-def as_functions(given: Iterable[Function] | Mapping[str, Callable[[str], str]]) -> list[Function]:
-    """Functions, checked."""
+def _as_functions(given: Iterable[Function] | Mapping[str, Callable[[str], str]]) -> list[Function]:
     if isinstance(given, Mapping):
         return [f if isinstance(f, Function) else Function(name, f) for name, f in given.items()]
     functions = list(given)

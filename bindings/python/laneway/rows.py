@@ -11,11 +11,11 @@ from typing import Any
 from . import _dtypes, _native, _structs
 from ._dtypes import Framework
 from ._functions import Function
-from ._open_loader import ProgressFn, Tuning, Watch, first_documents, loader_options
+from ._open_loader import ProgressFn, Tuning, _Watch, first_documents, loader_options
 from ._operators import Operator
 from .batch import Batch, _Native
 from .errors import Forked, Status
-from .loader import as_functions, as_operators
+from .loader import _as_functions, _as_operators
 from .recipe import Recipe
 from .student import check_count
 
@@ -48,10 +48,10 @@ class Rows:
         self._as_torch = _dtypes.use_torch(framework)
         self._lib = _native.lib()
         # What the library calls must live as long as it may call.
-        self._watch = Watch(progress)
+        self._watch = _Watch(progress)
         self._progress = _structs.Progress(self._watch.tell)
-        self._tables = [f.table() for f in as_functions(functions)]
-        self._operators = [o.table() for o in as_operators(operators)]
+        self._tables = [f.table() for f in _as_functions(functions)]
+        self._operators = [o.table() for o in _as_operators(operators)]
         tuning = Tuning(
             microbatch_size=0,
             uneven=False,

@@ -214,6 +214,7 @@ def kept_outside(state, records, held=[]):  # noqa: B006
         ({"push": kept_outside}, errors.DataError, "another lane's"),
         ({"init_state": object, "push": lambda s, r: (s, r)}, errors.DataError, "give save= and load="),
         ({"push": lambda s, r: ((s or "") + "x" * 9999, r)}, errors.Unsupported, "65536 are kept"),
+        ({"push": lambda s, r: (s, [])}, errors.DataError, "hands nothing on: lane . has given it 4837 documents"),
     ],
 )
 def test_an_operator_that_goes_wrong_fails_the_run_with_its_reason(lanes, lanes_folder, arguments, kind, message):

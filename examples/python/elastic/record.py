@@ -35,9 +35,14 @@ def read_run(folder: Path) -> RunRecord:
         raise ValueError(f"{folder}: the ranks did not take the same steps")
     steps = {}
     for parts in zip(*ranks):
-        rows = "".join(row for part in parts for row in part["rows"])
-        steps[parts[0]["step"]] = Step(hashlib.sha256(rows.encode()).hexdigest(), parts[0]["loss"])
+        rows = [row for part in parts for row in part["rows"]]
+        steps[parts[0]["step"]] = Step(step_hash(rows), parts[0]["loss"])
     return RunRecord(len(ranks), steps)
+
+
+def step_hash(rows: list[str]) -> str:
+    """The hash of a global batch from those of its rows, in order."""
+    return hashlib.sha256("".join(rows).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-//! The `laneway` program: a broker to start and to look after; data to index, recipes to explain, inspect and verify.
+//! The `laneway` program: a broker or a node loader to start and to look after; data to index, recipes to explain, inspect and verify.
 
 mod args;
 mod broker;
@@ -7,16 +7,27 @@ mod explain;
 mod index;
 mod inspect;
 mod recipe;
+mod serve;
 mod stop;
 mod table;
 mod top;
 mod verify;
 
 use args::Command;
+use laneway::base::Status;
 use std::process::ExitCode;
 
-const COMMANDS: &[&Command] =
-    &[&broker::COMMAND, &top::COMMAND, &stop::COMMAND, &clean::COMMAND, &index::COMMAND, &explain::COMMAND, &inspect::COMMAND, &verify::COMMAND];
+const COMMANDS: &[&Command] = &[
+    &broker::COMMAND,
+    &serve::COMMAND,
+    &top::COMMAND,
+    &stop::COMMAND,
+    &clean::COMMAND,
+    &index::COMMAND,
+    &explain::COMMAND,
+    &inspect::COMMAND,
+    &verify::COMMAND,
+];
 
 fn main() -> ExitCode {
     let words: Vec<_> = std::env::args_os().skip(1).collect();
@@ -24,7 +35,8 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(e) => {
             eprintln!("laneway: {e}");
-            ExitCode::from(2)
+            // So that whoever starts a service can tell that somebody else was first.
+            ExitCode::from(if e.status == Status::InUse { 3 } else { 2 })
         }
     }
 }

@@ -7,9 +7,9 @@ use super::attachment::Attachment;
 use super::{Inner, Task};
 use crate::base::{Error, Result, Status};
 use crate::exchange::message::Model;
+use crate::medium::{Buffer, Place, Stream, Write};
 use crate::os::clock::{self, Nanos};
 use crate::os::futex;
-use crate::os::memory::AlignedBuf;
 use crate::segment::cell::CellState;
 use crate::segment::slot::{Content, SlotWord};
 use std::sync::atomic::Ordering;
@@ -28,6 +28,8 @@ struct Client {
     served: u64,
     /// A slot taken for a cell that another worker was faster to claim.
     spare: Option<(u32, SlotWord)>,
+    /// Memory that samples were made in, for use again.
+    scratch: Vec<Buffer>,
 }
 
 /// What became of an attempt to claim.
@@ -50,8 +52,8 @@ struct InHand {
     claimed_at: u64,
     /// How many were claimed together: they share the time that they take.
     together: u64,
-    /// For mediums without memory of their own: the sample is made here and written at commit.
-    scratch: Option<AlignedBuf>,
+    /// For mediums whose slots have no address here: the sample is made here and brought to its slot at commit.
+    scratch: Option<Arc<Buffer>>,
 }
 
 impl Client {
@@ -69,7 +71,6 @@ pub struct Serve {
     epoch: u64,
     tasks: Vec<InHand>,
     next_id: u64,
-    scratch: Vec<AlignedBuf>,
     /// Whose tickets are open, and of which generation: scratch space of `turn`.
     waiting: Vec<(usize, u64)>,
 }
@@ -159,7 +160,57 @@ impl Inner {
         free.iter().for_each(|a| a.place().idle.awake());
     }
 
-    pub(super) fn commit(&self, done: &[(u64, usize)]) -> Result<u32> {
+    /// Brings samples to their slots. Not under the lock: a device may take its time.
+    fn settle(&self, done: &[(u64, usize)], stream: Stream) -> Result<()> {
+        let mut parts: Vec<(Arc<Attachment>, u32, Option<Arc<Buffer>>, usize)> = Vec::new();
+        let serve = self.serve();
+        for (id, length) in done {
+            let task = &serve.tasks[serve.index(*id)?];
+            if *length != task.attachment.layout.nbytes() {
+                // `commit` says so, once what is before it is published.
+                break;
+            }
+            if task.scratch.is_some() || !stream.is_none() || task.attachment.medium.place() != Place::Host {
+                parts.push((task.attachment.clone(), task.slot, task.scratch.clone(), *length));
+            }
+        }
+        drop(serve);
+        for group in parts.chunk_by(|a, b| Arc::ptr_eq(&a.0, &b.0)) {
+            let writes: Vec<_> = group.iter().map(|(_, slot, scratch, len)| Write { slot: *slot, scratch: scratch.as_deref(), len: *len }).collect();
+            group[0].0.medium.settle(&writes, stream)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn hold(&self, id: u64) -> Result<Box<dyn Send>> {
+        let serve = self.serve();
+        let task = &serve.tasks[serve.index(id)?];
+        Ok(Box::new((task.attachment.clone(), task.scratch.clone())))
+    }
+
+    pub(super) fn write(&self, id: u64, data: &[u8]) -> Result<()> {
+        let mut serve = self.serve();
+        let index = serve.index(id)?;
+        let task = &mut serve.tasks[index];
+        let have = task.attachment.layout.nbytes();
+        if data.len() > have {
+            return Err(Error::invalid(format!("task {id}: {} bytes do not fit into a sample of {have}", data.len())));
+        }
+        if let Some(Buffer::Host(bytes)) = task.scratch.as_mut().and_then(Arc::get_mut) {
+            bytes.bytes_mut()[..data.len()].copy_from_slice(data);
+            return Ok(());
+        }
+        let (attachment, slot, scratch) = (task.attachment.clone(), task.slot, task.scratch.clone());
+        drop(serve);
+        match scratch.as_deref() {
+            Some(Buffer::Cuda(block)) => block.write(data),
+            Some(Buffer::Host(_)) => Err(Error::new(Status::InUse, format!("task {id} is being committed by another thread"))),
+            None => attachment.medium.write(slot, data),
+        }
+    }
+
+    pub(super) fn commit(&self, done: &[(u64, usize)], stream: Stream) -> Result<u32> {
+        self.settle(done, stream)?;
         let mut serve = self.serve();
         let now = clock::now() as u64;
         let mut wanted = 0;
@@ -168,10 +219,6 @@ impl Inner {
             let bytes = serve.tasks[index].attachment.layout.nbytes();
             if *length != bytes {
                 return Err(Error::invalid(format!("task {id}: {length} bytes were committed and a sample has {bytes}")));
-            }
-            if let Some(scratch) = &serve.tasks[index].scratch {
-                let task = &serve.tasks[index];
-                task.attachment.medium.write(task.slot, &scratch.bytes()[..*length])?;
             }
             let won = serve.publish(index, *length, false, now);
             wanted += u32::from(won);
@@ -183,6 +230,11 @@ impl Inner {
     }
 
     pub(super) fn fail(&self, id: u64, text: &str) -> Result<()> {
+        let serve = self.serve();
+        let attachment = serve.tasks[serve.index(id)?].attachment.clone();
+        drop(serve);
+        // What the generator has queued before it failed must not reach the slot once it is another's.
+        let _ = attachment.medium.quiesce().inspect_err(|e| tracing::error!("{e}"));
         let mut serve = self.serve();
         let index = serve.index(id)?;
         let task = &serve.tasks[index];
@@ -195,6 +247,8 @@ impl Inner {
     /// Gives everything back and leaves every seat.
     pub(super) fn leave(&self) {
         let mut serve = self.serve();
+        let busy = serve.tasks.iter().map(|t| &t.attachment.medium);
+        busy.for_each(|m| drop(m.quiesce().inspect_err(|e| tracing::error!("{e}"))));
         for task in serve.tasks.drain(..) {
             let cell = &task.attachment.segment.cells()[task.cell as usize];
             let word = cell.word();
@@ -205,7 +259,7 @@ impl Inner {
         }
         serve.clients.drain(..).for_each(|mut c| c.drop_spare());
         let mut attachments = self.attachments.write().unwrap_or_else(PoisonError::into_inner);
-        attachments.drain(..).for_each(|a| a.place().leave());
+        attachments.drain(..).for_each(|a| a.leave());
     }
 }
 
@@ -235,7 +289,7 @@ impl Serve {
         let start = self.clients.iter().map(|c| c.served).min().unwrap_or(0);
         for attachment in attached {
             if !self.clients.iter().any(|c| Arc::ptr_eq(&c.attachment, &attachment)) {
-                self.clients.push(Client { attachment, served: start, spare: None });
+                self.clients.push(Client { attachment, served: start, spare: None, scratch: Vec::new() });
             }
         }
     }
@@ -278,23 +332,28 @@ impl Serve {
                 full = true;
                 break;
             };
+            let capacity = attachment.layout.nbytes();
+            let (data, scratch) = match attachment.medium.slot(slot) {
+                Some(data) => (data.as_ptr(), None),
+                None => {
+                    let had = self.clients[turn].scratch.pop().map(Ok);
+                    let scratch = had.unwrap_or_else(|| attachment.medium.scratch(capacity)).inspect_err(|_| {
+                        attachment.segment.slots()[slot as usize].free(slot_word);
+                    })?;
+                    (scratch.start(), Some(Arc::new(scratch)))
+                }
+            };
             if cell.claim(word, attachment.seat).is_none() {
                 self.clients[turn].spare = Some((slot, slot_word));
+                self.clients[turn].scratch.extend(scratch.and_then(Arc::into_inner));
                 continue;
             }
             cell.note_claim(now);
             let Some(input) = attachment.input(position, word) else {
                 // The ticket was withdrawn while its input was read: what was read may be another's.
                 self.clients[turn].spare = Some((slot, slot_word));
+                self.clients[turn].scratch.extend(scratch.and_then(Arc::into_inner));
                 continue;
-            };
-            let capacity = attachment.layout.nbytes();
-            let (data, scratch) = match attachment.medium.slot(slot) {
-                Some(data) => (data.as_ptr(), None),
-                None => {
-                    let scratch = self.scratch.pop().filter(|s| s.len() == capacity).unwrap_or_else(|| AlignedBuf::new(capacity));
-                    (scratch.start(), Some(scratch))
-                }
             };
             self.next_id += 1;
             let id = self.next_id;
@@ -321,6 +380,7 @@ impl Serve {
                 layout: attachment.layout.clone(),
                 input,
                 data,
+                place: attachment.medium.place(),
                 capacity,
             });
         }
@@ -361,7 +421,8 @@ impl Serve {
         let task = self.tasks.swap_remove(index);
         let segment = &task.attachment.segment;
         let made_in = now.saturating_sub(task.claimed_at);
-        let content = Content { cell: task.cell, version: task.version, length: length as u64, failed, made_in };
+        let content =
+            Content { cell: task.cell, version: task.version, length: length as u64, failed, beside: task.attachment.medium.is_beside(), made_in };
         let slot = &segment.slots()[task.slot as usize];
         let won = slot.ready(task.slot_word, &content).is_some_and(|ready| {
             let won = segment.cells()[task.cell as usize].publish(task.version, task.attachment.seat, task.slot);
@@ -379,9 +440,7 @@ impl Serve {
         }
         if let Some(client) = self.clients.iter_mut().find(|c| Arc::ptr_eq(&c.attachment, &task.attachment)) {
             client.served += (made_in / task.together).max(1);
-        }
-        if let Some(scratch) = task.scratch {
-            self.scratch.push(scratch);
+            client.scratch.extend(task.scratch.and_then(Arc::into_inner));
         }
         won
     }

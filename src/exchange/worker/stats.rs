@@ -1,6 +1,7 @@
 //! A worker's numbers.
 
 use super::Inner;
+use crate::medium::cuda;
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -30,6 +31,10 @@ pub struct WorkerStats {
     pub batch_ns: u64,
     /// Times that the worker slept.
     pub sleeps: u64,
+    /// Handles of students' device memory that this process has opened, over all its workers.
+    pub device_opens: u64,
+    /// Handles that it has closed.
+    pub device_closes: u64,
     /// Students attached now.
     pub students: u64,
     /// Generation of the model in use.
@@ -46,7 +51,10 @@ impl WorkerStats {
 impl Inner {
     pub(super) fn snapshot(&self) -> WorkerStats {
         let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
+        let (device_opens, device_closes) = cuda::counts();
         WorkerStats {
+            device_opens,
+            device_closes,
             made: get(&self.stats.made),
             lost: get(&self.stats.lost),
             failed: get(&self.stats.failed),

@@ -367,7 +367,7 @@ impl Feed {
                 by.pid
             ),
         );
-        old.end(if again { End::Moved } else { End::Failed(&said) });
+        old.end(if again { End::Moved } else { End::Replaced(&said) });
         for (id, seat) in &mut self.peers {
             *seat = None;
             if *id != by.id {

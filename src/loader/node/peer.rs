@@ -8,7 +8,7 @@ use super::server::Description;
 use crate::base::{Error, Result, Status, Stop};
 use crate::exchange::spin::Spin;
 use crate::loader::about::About;
-use crate::loader::{Progress, ProgressFn};
+use crate::loader::{Options, Parts, Progress, ProgressFn};
 use crate::os::clock;
 use crate::pipeline::{Batch, BatchShape, Buffers, Checkpoint, Mark, Meta, SlotLayout, WithinStep};
 use crate::plan::{BatchSchedule, RankLanes};
@@ -71,6 +71,7 @@ pub struct NodeLoader {
     path: PathBuf,
     recipe: Recipe,
     about: About,
+    cache_dir: Option<PathBuf>,
     schedule: BatchSchedule,
     lanes: RankLanes,
     layout: Arc<SlotLayout>,
@@ -114,6 +115,7 @@ impl NodeLoader {
             path,
             recipe: served,
             about: said.about,
+            cache_dir: said.cache_dir,
             schedule,
             lanes,
             layout,
@@ -144,6 +146,14 @@ impl NodeLoader {
     /// The step of the next batch.
     pub fn step(&self) -> u64 {
         self.step
+    }
+
+    /// Opens data and tokenizer in this process too, to look into.
+    pub fn opener(&self) -> impl Fn() -> Result<Parts> + Send + Sync + 'static {
+        let (mut recipe, cache_dir) = (self.recipe.clone(), self.cache_dir.clone());
+        // Texts and places are wanted, not tokens.
+        recipe.functions.clear();
+        move || Parts::open(recipe.clone(), &Options { cache_dir: cache_dir.clone(), ..Options::default() }, &[])
     }
 
     /// What it is at its next step, as [`About::at`].

@@ -57,6 +57,8 @@ impl Default for ServerOptions {
 pub(super) struct Description {
     /// The recipe, its paths absolute.
     pub recipe: String,
+    /// Where indexes are kept, if not beside the data.
+    pub cache_dir: Option<PathBuf>,
     pub about: About,
 }
 
@@ -180,7 +182,7 @@ impl Server {
         let mut options = options;
         options.loader.progress = Some(told(options.loader.progress.clone(), connections.clone()));
         let parts = Parts::open_with(recipe, &options.loader, functions, operators)?;
-        let description = Description { recipe: parts.recipe.to_toml(), about: About::of(&parts) };
+        let description = Description { recipe: parts.recipe.to_toml(), cache_dir: options.loader.cache_dir.clone(), about: About::of(&parts) };
         let shared = Arc::new(Shared {
             options,
             agreement: Agreement::default(),
@@ -218,9 +220,10 @@ impl Server {
         }
     }
 
-    /// Connections that are open.
-    pub fn connections(&self) -> usize {
-        self.shared.connections().len()
+    /// What it is doing, as JSON: `name`, `pid`, `ranks`, `peers` (their processes), and in `feeds` for each rank that somebody has asked for `rank`,
+    /// `step` (of the next batch to be made), `batches` (made), `peers` and `awaited`.
+    pub fn status(&self) -> Result<String> {
+        status(&self.shared.options.name, Duration::from_secs(10))
     }
 }
 

@@ -107,6 +107,22 @@ fn the_end_and_an_error_come_after_the_last_batch() {
 }
 
 #[test]
+fn who_was_replaced_is_told_at_once_and_who_was_moved_after_the_last_batch() {
+    for moved in [false, true] {
+        let mut server = publisher();
+        let mut peer = join(&mut server, 0);
+        publish(&mut server, 3);
+        let stale = Error::new(Status::Stale, "moved");
+        server.end(if moved { End::Moved } else { End::Replaced(&stale) });
+        match peer.take().unwrap() {
+            Taken::Batch(_) => assert!(moved && matches!(peer.take().unwrap(), Taken::Moved)),
+            Taken::Failed(e) => assert!(!moved && e.status == Status::Stale),
+            _ => panic!("it goes on"),
+        }
+    }
+}
+
+#[test]
 fn foreign_memory_is_refused() {
     let server = publisher();
     assert!(Ring::open(server.fd(), 2 * PAGE).is_err_and(|e| e.message.contains("size")));
