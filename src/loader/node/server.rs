@@ -171,6 +171,11 @@ impl Server {
         if options.ranks == Some(0) || options.local_ranks == Some(0) || options.peers > 64 {
             return Err(Error::invalid("ranks and local_ranks are at least 1, and a rank has at most 64 peers"));
         }
+        if recipe.generate.is_some() {
+            let message =
+                "the recipe has a [generate], and a server makes rows alone: open a loader on each rank, or take [generate] out and serve the rows";
+            return Err(Error::new(Status::Unsupported, message));
+        }
         let door = Door::bind(&options.name)?;
         let connections = Arc::new(Mutex::new(Vec::<std::sync::Weak<Connection>>::new()));
         let mut recipe = recipe;
