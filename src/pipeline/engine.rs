@@ -5,7 +5,7 @@
 //! Locks are taken in one order only, a lane's before the queue's or a task's, so they cannot wait for each other.
 
 use super::buffer::TokenPool;
-use super::lane::{Lane, LaneCounts, LaneRow, Progress};
+use super::lane::{Lane, LaneCounts, LaneRow, Progress, Seen};
 use super::run::{Ahead, LaneStart, RunPlan};
 use super::work::{Made, Request, Task, Work, Worker};
 use crate::base::{Error, Result, Status};
@@ -108,10 +108,11 @@ impl Engine {
         let task_bytes = tuning.task_bytes.max(1);
         let all = task_bytes * 4 * tuning.threads.max(1) as u64;
         let ahead = Ahead { task_bytes, lane_bytes: (all / starts.len().max(1) as u64).max(task_bytes) };
+        let seen: Arc<[Seen]> = plan.sources.iter().map(|_| Seen::default()).collect();
         let mut queue = Queue::default();
         let mut lanes = Vec::with_capacity(starts.len());
         for (slot, start) in starts.iter().enumerate() {
-            let lane = Lane::new(slot, plan.clone(), ahead, start)?;
+            let lane = Lane::new(slot, plan.clone(), ahead, seen.clone(), start)?;
             queue.tasks.extend(lane.first_tasks());
             lanes.push(Cell { lane: Mutex::new(Runner { lane, state: Running::Idle, wanted: 0, error: None, waiting: 0 }), ready: Condvar::new() });
         }
@@ -373,3 +374,7 @@ fn caught(panic: Box<dyn std::any::Any + Send>) -> Error {
 #[cfg(test)]
 #[path = "engine_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "shares_tests.rs"]
+mod shares;

@@ -152,6 +152,11 @@ impl Tokenizer {
         self.inner.roles.pad
     }
 
+    /// The ids that are put before and after each document.
+    pub fn frame(&self) -> (&[u32], &[u32]) {
+        (&self.inner.before, &self.inner.after)
+    }
+
     /// A hash of the file's bytes.
     pub fn fingerprint(&self) -> u64 {
         self.inner.fingerprint
