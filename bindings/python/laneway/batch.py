@@ -131,8 +131,8 @@ class Batch:
         return self._source.records("hashes")
 
     def to(self, device: Any, *, non_blocking: bool = False) -> dict[str, Any]:
-        """The torch tensors on a device, by name. With ``non_blocking``, copies of a pinned batch to a GPU are not waited for; ask for the batch's memory to
-        be kept until they are done by keeping the batch.
+        """The torch tensors on a device, by name. With ``non_blocking``, copies of a pinned batch to a GPU are not waited for: keep the batch until they are
+        done.
 
         Raises:
             Unsupported: the batch has NumPy arrays."""
