@@ -87,7 +87,11 @@ impl Shared {
     /// A rank's pipeline, at the beginning. `stop` ends what takes long.
     pub fn assemble(&self, rank: u32, shape: &Shape, stop: &Stop) -> Result<Loader> {
         let local = self.options.local_ranks.unwrap_or(shape.ranks).max(1) as usize;
-        let threads = self.options.loader.threads.div_ceil(local);
+        // A rank's own thread does the work of one, and need not wake another for it.
+        let threads = match self.options.loader.threads.div_ceil(local) {
+            1 => 0,
+            more => more,
+        };
         let mine = Options {
             rank,
             ranks: shape.ranks,
