@@ -1,9 +1,9 @@
 //! The tensors of one sample: their names, shapes and dtypes, and where each lies in the sample's bytes. Tensors lie in
 //! the order given, each starts at a multiple of 64 bytes, row-major without strides; the tail is not padded.
 
-use super::{arg, dlpack};
 use super::guard::{guard, guard_or};
 use super::status::lw_status;
+use super::{arg, dlpack};
 use crate::base::{DType, Error, Layout, MAX_RANK, Result, Status, TensorSpec};
 use crate::medium::Place;
 use std::ffi::{CString, c_char, c_void};

@@ -39,8 +39,13 @@ fn in_words(loader: &Loader) -> String {
         recipe.tokenizer.special_tokens.name(),
         parts.tokenizer_engine
     );
-    if !recipe.functions.is_empty() {
-        let _ = writeln!(out, "  before that, user functions run: {}", recipe.functions.join(", "));
+    let (operators, functions): (Vec<&String>, Vec<&String>) = recipe.functions.iter().partition(|f| parts.operators.iter().any(|o| o.name == **f));
+    let list = |names: &[&String]| names.iter().map(|n| n.as_str()).collect::<Vec<_>>().join(", ");
+    if !functions.is_empty() {
+        let _ = writeln!(out, "  before that, user functions run: {}", list(&functions));
+    }
+    if !operators.is_empty() {
+        let _ = writeln!(out, "  after that, in the order of each lane, user operators run: {}", list(&operators));
     }
     let _ = writeln!(out, "\nRows\n  {}", rows(recipe, parts.pad_token_id));
     let lanes = schedule.lanes();

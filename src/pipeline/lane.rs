@@ -209,6 +209,12 @@ impl Lane {
         Some(LaneRow { number: self.delivered - 1, pieces: row, anchor: window.anchor.clone(), taken: at as u64 + 1 })
     }
 
+    /// Whether [`Lane::deliver`] has a row.
+    pub fn has_next(&self) -> bool {
+        let window = self.windows.iter().find(|w| self.delivered < w.start + w.order.len() as u64);
+        window.is_some_and(|w| w.rows.get(w.order[(self.delivered - w.start) as usize] as usize).is_some_and(Option::is_some))
+    }
+
     /// Puts a row into its window.
     fn add(&mut self, row: Row) -> Result<()> {
         let window = self.windows.back_mut().expect("a window is open while rows are made");

@@ -90,7 +90,7 @@ fn what_only_some_packers_have_is_refused_with_the_others() {
     let parse = |keys: &str| Recipe::parse(&SMALL.replace("max_length = 8\n", &format!("max_length = 8\n{keys}")), None);
     let fits = "algorithm = \"first_fit\"\nmin_sequence_length = 3\nflush_strategy = \"fullest\"\n";
     let r = parse(fits).unwrap();
-    assert_eq!(Recipe::parse(&r.to_toml(), None).unwrap(), r);
+    assert_eq!(Recipe::parse(&r.to_toml(), None).unwrap().fields(), r.fields());
     assert!(parse(&fits.replace("first_fit", "wrap")).unwrap_err().message.contains("pack.min_sequence_length belongs to first_fit"));
     assert!(parse("flush_strategy = \"fullest\"\n").unwrap_err().message.contains("pack.flush_strategy"));
     assert!(parse("max_sequences_per_bin = 0\n").unwrap_err().message.contains("max_sequences_per_bin is 0"));
@@ -219,6 +219,7 @@ fn the_example_recipes_are_read() {
     let mut found = 0;
     for entry in std::fs::read_dir(&dir).unwrap() {
         let path = entry.unwrap().path();
+        // Beside them lies the tokenizer of one.
         if path.extension().is_none_or(|e| e != "toml") {
             continue;
         }

@@ -414,7 +414,8 @@ impl Serve {
         let task = self.tasks.swap_remove(index);
         let segment = &task.attachment.segment;
         let made_in = now.saturating_sub(task.claimed_at);
-        let content = Content { cell: task.cell, version: task.version, length: length as u64, failed, beside: task.attachment.medium.is_beside(), made_in };
+        let content =
+            Content { cell: task.cell, version: task.version, length: length as u64, failed, beside: task.attachment.medium.is_beside(), made_in };
         let slot = &segment.slots()[task.slot as usize];
         let won = slot.ready(task.slot_word, &content).is_some_and(|ready| {
             let won = segment.cells()[task.cell as usize].publish(task.version, task.attachment.seat, task.slot);
