@@ -30,7 +30,7 @@ test: setup ## every test; SUITES="c python" runs some of them (scripts/run_test
 expected: setup ## every test, and their numbers written to tests/expected.txt
 	@$(PYTHON) scripts/run_tests.py --bless $(SUITES)
 
-bench: setup ## beside softs, multiprocessing and memcpy
+bench: setup ## beside softs, multiprocessing, memcpy, zephon, grain and the bare tokenizer
 	@$(PYTHON) benches/run.py
 
 gpu-check: ## what only a GPU can show of the cuda medium, in under 5 minutes; needs a build, Python with NumPy, and nothing from the network

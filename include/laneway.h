@@ -1378,6 +1378,114 @@ void lw_loader_close(const lw_loader *loader);
 // tensors of them, stay valid.
 void lw_loader_free(lw_loader *loader);
 
+/* ==== server ========================================================================================================
+ *
+ * The node loader's process: one pipeline for each rank of a node, whose batches any number of peers in other processes
+ * read where they lie (`lw_loader_connect`). `laneway serve` is the same as a program; a server in a program of one's own is for
+ * recipes that name functions. docs/node_loader.md explains how it works.
+ */
+
+// A server of this process. Any number of threads may use it at once.
+typedef struct lw_server lw_server;
+
+// What a server serves, and how. Fill it after `lw_server_options_init`. What it points to is read during
+// `lw_server_start` only.
+typedef struct {
+    // `sizeof(lw_server_options)`.
+    size_t struct_size;
+    // What it is called: 1 to 40 letters, digits, '-', '_' or '.', NUL-terminated. NULL (the default): "default". One
+    // server of a name runs at a time, in `$LANEWAY_DIR`.
+    const char *name;
+    // Threads, prefetch, caches, functions, operators and progress of the pipelines; NULL: all defaults. Its `rank`,
+    // `ranks`, `microbatch_size` and `uneven` are each peer's to say and must be left alone.
+    const lw_loader_options *loader;
+    // Data-parallel ranks in all, on all nodes; 0 (the default): as many as the first peer says.
+    uint32_t ranks;
+    // Ranks of this node, among which the threads are shared out; 0 (the default): all of them.
+    uint32_t local_ranks;
+    // Peers of each rank: its first batches are kept until so many have come. A peer may say more. Default 1.
+    uint32_t peers;
+    // Batches that lie ready for the slowest peer of a rank, 1 to 32. Default 3.
+    uint32_t slots;
+    // Ends when nobody has been connected for so many milliseconds; -1 (the default): never by itself.
+    int64_t exit_when_idle_ms;
+} lw_server_options;
+
+// Sets `struct_size` and the defaults. NULL is allowed.
+void lw_server_options_init(lw_server_options *options);
+
+// Takes the name (`LW_IN_USE`: a living server has it), opens data and tokenizer, and serves on threads of its own
+// until `lw_server_free`. Peers that come while the data is opened wait. `options` may be NULL. On success `*out` is
+// the caller's. Any thread.
+LW_MUST_USE lw_status lw_server_start(const lw_recipe *recipe, const lw_server_options *options, lw_server **out);
+
+// Waits until `deadline` for the server to end: because of `lw_server_stop`, of `laneway stop`, or because nobody has
+// been there. `LW_TIMEOUT`: it goes on. Any thread.
+LW_MUST_USE lw_status lw_server_wait(const lw_server *server, int64_t deadline);
+
+// Writes what the server is doing, one JSON object, NUL-terminated, into `buffer`: `name`, `pid`, `ranks`, `peers`
+// (their processes), and in `feeds`, for each rank that somebody has asked for, `rank`, `step` (of the next batch to be
+// made), `batches` (made), `peers` and `awaited`. `*len` becomes its length without the NUL; `capacity` 0 only asks for
+// it; it may grow between two calls. Any thread.
+LW_MUST_USE lw_status lw_server_stats(const lw_server *server, char *buffer, size_t capacity, size_t *len);
+
+// Asks the server to end, and does not wait for it. Peers wait for another of its name. NULL is allowed. Any thread;
+// safe in a signal handler.
+void lw_server_stop(const lw_server *server);
+
+// Ends the server, waits for its threads, and frees the handle; NULL is allowed. Not while another thread uses it. What
+// peers hold stays readable.
+void lw_server_free(lw_server *server);
+
+/* ==== connect =======================================================================================================
+ *
+ * A loader whose batches a server of this node makes. It is an `lw_loader` like any other: the same batches, the same
+ * states, for every function of loaders.
+ */
+
+// Which peer this is. Fill it after `lw_connect_options_init`. What it points to is read during `lw_loader_connect`
+// only.
+typedef struct {
+    // `sizeof(lw_connect_options)`.
+    size_t struct_size;
+    // What the server is called, NUL-terminated. NULL (the default): "default".
+    const char *name;
+    // This rank, from 0. Default 0. All tensor-, pipeline- and context-parallel peers of one data-parallel rank use
+    // its number, and read the same memory.
+    uint32_t rank;
+    // Data-parallel ranks in all. Default 1.
+    uint32_t ranks;
+    // As in `lw_loader_options`; the same for all peers of a server.
+    uint64_t microbatch_size;
+    // As in `lw_loader_options`; the same for all peers of a server.
+    int32_t uneven;
+    // Peers of this rank: its first batches, and those after a load, are kept until so many have come. Default 1.
+    uint32_t peers;
+    // How long to look for a batch before sleeping, in microseconds. Default 0; `LW_SPIN_ADAPTIVE`: for as long as that
+    // has paid.
+    uint32_t spin_us;
+    // How long to wait for a server, in milliseconds: at the beginning, and for another when one has died. Default 60000.
+    uint32_t patience_ms;
+    // Told of what the server indexes and counts while this loader waits for it. NULL (the default): nobody is.
+    lw_progress_fn progress;
+    // Handed to `progress`.
+    void *progress_user;
+} lw_connect_options;
+
+// Sets `struct_size` and the defaults. NULL is allowed.
+void lw_connect_options_init(lw_connect_options *options);
+
+// Connects to the server of that name, for which it waits. `recipe` may be NULL: the server's; else what differs from
+// that is named (`LW_REFUSED`). `options` may be NULL. `LW_NOT_FOUND`: there is no server. On success `*out` is the
+// caller's: free it with `lw_loader_free`. Any thread.
+//
+// A loader that was neither loaded nor moved starts at the beginning, and is refused if the rank's other peers have left
+// that behind: see `peers`. `lw_loader_load` and `lw_loader_seek` move the pipeline of the rank, unless it is at that
+// place: each of its peers does the same, and one that does not gets `LW_STALE` from `lw_loader_next`. When a server
+// dies, `lw_loader_next` goes on with another of its name exactly where it was; `LW_PEER_DEAD` when none has come within
+// `patience_ms`: nothing is lost, call again.
+LW_MUST_USE lw_status lw_loader_connect(const lw_recipe *recipe, const lw_connect_options *options, lw_loader **out);
+
 /* ==== state =========================================================================================================
  *
  * Where a loader stands, saved and loaded: what makes a run go on, on any number of ranks.

@@ -17,8 +17,17 @@ use args::Command;
 use laneway::base::Status;
 use std::process::ExitCode;
 
-const COMMANDS: &[&Command] =
-    &[&broker::COMMAND, &serve::COMMAND, &top::COMMAND, &stop::COMMAND, &clean::COMMAND, &index::COMMAND, &explain::COMMAND, &inspect::COMMAND, &verify::COMMAND];
+const COMMANDS: &[&Command] = &[
+    &broker::COMMAND,
+    &serve::COMMAND,
+    &top::COMMAND,
+    &stop::COMMAND,
+    &clean::COMMAND,
+    &index::COMMAND,
+    &explain::COMMAND,
+    &inspect::COMMAND,
+    &verify::COMMAND,
+];
 
 fn main() -> ExitCode {
     let words: Vec<_> = std::env::args_os().skip(1).collect();
