@@ -73,7 +73,7 @@ impl Buffer {
     pub fn len(&self) -> usize {
         match self {
             Buffer::Host(bytes) => bytes.len(),
-            Buffer::Cuda(block) => block.len(),
+            Buffer::Cuda(block) => block.size(),
         }
     }
 
