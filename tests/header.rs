@@ -15,11 +15,7 @@ const TOP: &str = include_str!("header/top.h");
 const BOTTOM: &str = "\n#ifdef __cplusplus\n}\n#endif\n\n#endif /* LANEWAY_H */\n";
 
 /// Items that nobody's signature mentions, because they cross as int32_t.
-<<<<<<< HEAD
-const FREE_ENUMS: [&str; 6] = ["lw_status", "lw_log_level", "lw_dtype", "lw_device", "lw_role", "lw_fallback"];
-=======
 const FREE_ENUMS: [&str; 6] = ["lw_status", "lw_log_level", "lw_dtype", "lw_device", "lw_fallback", "lw_role"];
->>>>>>> cuda
 
 fn section(root: &Path, noun: &str) -> String {
     let path = root.join(format!("src/capi/{noun}.rs"));
