@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 
+from harness.cargo import NotBuilt, bench
 from harness.plan import Plan
 from harness.report import Aim, Line, Row
-
-from .native import NotBuilt, build
 
 
 def measure(plan: Plan) -> list[Row]:
@@ -18,7 +17,7 @@ def measure(plan: Plan) -> list[Row]:
     loader, exchange, rows = "a loader with teachers", "the exchange alone", "a loader of the same rows alone"
     try:
         plan.progress("building (the first time takes minutes)")
-        program = build("generate")
+        program = bench("generate")
         plan.progress("measuring, about 20 s")
         done = subprocess.run([str(program)], capture_output=True, text=True, timeout=300, check=True)
     except (NotBuilt, subprocess.SubprocessError) as error:

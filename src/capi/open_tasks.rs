@@ -3,7 +3,7 @@
 use super::layout::lw_layout;
 use super::student::device_flag;
 use super::worker::lw_task;
-use crate::base::{Error, Layout, Result};
+use crate::base::{Error, Layout, Result, Status};
 use crate::exchange::message::Model;
 use crate::exchange::worker::{Input, Task};
 use crate::medium::Place;
@@ -111,6 +111,17 @@ impl OpenTasks {
     /// What the ticket of an open task carries.
     pub(super) fn input(&self, id: u64) -> Result<Option<(Arc<lw_layout>, Input)>> {
         self.get(id).map(|open| open.input.clone())
+    }
+
+    /// That these tasks are on a device, where streams are.
+    pub(super) fn check_on_device(&self, ids: impl Iterator<Item = u64>) -> Result<()> {
+        for id in ids {
+            if self.get(id)?.place == Place::Host {
+                let message = format!("a stream was given, and task {id} is in host memory: synchronize the stream and pass NULL");
+                return Err(Error::new(Status::Unsupported, message));
+            }
+        }
+        Ok(())
     }
 
     /// Bytes of all tensors of an open task.

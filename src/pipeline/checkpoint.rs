@@ -135,6 +135,9 @@ impl Meta {
             let shown = |v: Option<&str>| v.unwrap_or("not there").to_string();
             return Some(format!("{name} is {} now and was {} when it was saved", shown(ours), shown(theirs)));
         }
+        if self.data.len() != now.data.len() {
+            return Some(format!("it tells of {} datasets and its recipe names {}", self.data.len(), now.data.len()));
+        }
         let changed = self.data.iter().zip(&now.data).zip(paths).find_map(|((was, now), paths)| was.difference(now, paths));
         changed.or_else(|| (self.tokenizer != now.tokenizer).then(|| "the tokenizer's file is not what it was (tokenizer.path)".into()))
     }

@@ -26,6 +26,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import io, work
+from ._device import DeviceTensor
 from ._functions import Function
 from ._operators import Operator, SampleMeta, SampleRecord
 from ._version import __version__
@@ -52,6 +53,7 @@ __all__ = [
     "BatchConfig",
     "Broker",
     "BrokerStats",
+    "DeviceTensor",
     "DistillIterableDataset",
     "Function",
     "GenerateOptions",

@@ -3,7 +3,7 @@
 use super::Input;
 use crate::base::{Error, Layout, Result, Status};
 use crate::exchange::message::StudentIntro;
-use crate::medium::{self, Attach, Medium};
+use crate::medium::{self, Attach, MakeOn, Medium};
 use crate::os::clock::{self, Nanos};
 use crate::os::memory::AlignedBuf;
 use crate::os::process;
@@ -46,7 +46,7 @@ impl Attachment {
         own_uuid: u128,
         slot_size: u64,
         custom: &[Box<dyn Attach>],
-        device: Option<i32>,
+        make_on: MakeOn,
     ) -> Result<Attachment> {
         let layout = Arc::new(Layout::from_json(&student.layout)?);
         let input = student.input.as_deref().map(Layout::from_json).transpose()?.map(Arc::new);
@@ -55,7 +55,7 @@ impl Attachment {
         let place = place.ok_or_else(|| Error::new(Status::Refused, format!("seat {seat} of that student is not this worker's")))?;
         let agreed = (segment.header().input_bytes, segment.header().input_hash) == input.as_ref().map_or((0, 0), |l| (l.nbytes() as u64, l.hash()));
         let opened = match agreed {
-            true => Attachment::open_medium(&student, &segment, &layout, payload, slot_size, custom, device),
+            true => Attachment::open_medium(&student, &segment, &layout, payload, slot_size, custom, make_on),
             false => Err(Error::new(Status::LayoutMismatch, "tickets of that student carry other inputs than it said")),
         };
         let medium = opened.inspect_err(|_| place.leave())?;
@@ -83,7 +83,7 @@ impl Attachment {
         payload: Option<OwnedFd>,
         slot_size: u64,
         custom: &[Box<dyn Attach>],
-        device: Option<i32>,
+        make_on: MakeOn,
     ) -> Result<Box<dyn Medium>> {
         let header = segment.header();
         // What is written is as long as the layout says: all three must be the same, or a write could end beyond its slot.
@@ -92,7 +92,7 @@ impl Attachment {
             let message = format!("samples of that student have {layout} bytes ({segment} in its segment) and this worker makes {slot_size}");
             return Err(Error::new(Status::LayoutMismatch, message));
         }
-        medium::attach(custom, &student.medium.kind, &student.medium.buf_name, payload, header.slots, header.slot_stride as usize, device)
+        medium::attach(custom, &student.medium.kind, &student.medium.buf_name, payload, header.slots, header.slot_stride as usize, make_on)
     }
 
     /// Lets go of the student's memory and leaves the seat: the last that is done here.
