@@ -707,6 +707,16 @@ lw_status lw_worker_input(const lw_worker *worker,
 // The tensors of what an open task's ticket carries; NULL if it carries nothing, for a task that is not open, and for NULL. Valid until
 // `lw_worker_free`, not to be freed.
 const lw_layout *lw_worker_input_layout(const lw_worker *worker, const lw_task *task);
+// Exports tensor `index` of an open task as a DLPack (1.0) tensor to be written. Its memory stays mapped until its `deleter` is called, once, on any thread; but
+// once the task is no longer open, it is others' to write. `*out` is the caller's.
+LW_MUST_USE
+lw_status lw_worker_dlpack(const lw_worker *worker,
+                           const lw_task *task,
+                           size_t index,
+                           DLManagedTensorVersioned **out);
+
+// Copies `len` bytes of host memory to the beginning of an open task's memory, wherever that is, and returns once they are there.
+LW_MUST_USE lw_status lw_worker_write(const lw_worker *worker, const lw_task *task, const void *data, size_t len);
 
 // Publishes `count` samples of `lengths[i]` bytes at `tasks[i].data` each; `lengths` NULL: all tensors of each. A length that is not the layout's, or a task
 // that is not open, is `LW_INVALID_ARGUMENT`, and nothing is published. After any other error, a medium's say, what could not be published was failed with its message. `*wanted` (may be NULL) becomes the number that somebody still

@@ -219,18 +219,18 @@ class Task {
     return tensor;
   }
   Tensor tensor(const std::string& name) const { return tensor(layout().find(name)); }
+  // What its ticket carries, by name; not to be written: take Span<const T>.
+  Tensor input(const std::string& name) const {
+    Tensor tensor;
+    check(lw_worker_input(worker_.get(), &task_, LayoutRef(lw_worker_input_layout(worker_.get(), &task_)).find(name), &tensor));
+    return tensor;
+  }
   // Copies bytes of the host to its beginning, wherever it lies.
   void write(const void* data, std::size_t length) const { check(lw_worker_write(worker_.get(), &task_, data, length)); }
   // A DLPack tensor to be written; whoever takes it calls its deleter.
   DLManagedTensorVersioned* dlpack(std::size_t index) const {
     DLManagedTensorVersioned* tensor = nullptr;
     check(lw_worker_dlpack(worker_.get(), &task_, index, &tensor));
-    return tensor;
-  }
-  // What its ticket carries, by name; not to be written: take Span<const T>.
-  Tensor input(const std::string& name) const {
-    Tensor tensor;
-    check(lw_worker_input(worker_.get(), &task_, LayoutRef(lw_worker_input_layout(worker_.get(), &task_)).find(name), &tensor));
     return tensor;
   }
 

@@ -8,7 +8,7 @@ use std::{env, fs};
 /// The nouns in reading order: each file's section may use the types of those before it.
 const NOUNS: [&str; 19] = [
     "status", "version", "log", "layout", "medium", "broker", "student", "worker", "dataset", "recipe", "batch", "function", "operator", "generate",
-    "loader", "server", "connect", "state", "rows",
+    "loader", "rows", "server", "connect", "state",
 ];
 
 const TOP: &str = include_str!("header/top.h");

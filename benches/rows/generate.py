@@ -10,7 +10,6 @@ from harness.plan import Plan
 from harness.report import Aim, Line, Row
 
 
-
 def measure(plan: Plan) -> list[Row]:
     title = "teachers as operators, from Rust"
     plan.begin(title)

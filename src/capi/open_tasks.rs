@@ -103,6 +103,16 @@ impl OpenTasks {
         self.get(id).map(|open| (Arc::clone(&open.layout), open.place))
     }
 
+    /// The model of an open task.
+    pub(super) fn model(&self, id: u64) -> Result<Arc<Model>> {
+        self.get(id).map(|open| Arc::clone(&open.model.model))
+    }
+
+    /// What the ticket of an open task carries.
+    pub(super) fn input(&self, id: u64) -> Result<Option<(Arc<lw_layout>, Input)>> {
+        self.get(id).map(|open| open.input.clone())
+    }
+
     /// That these tasks are on a device, where streams are.
     pub(super) fn check_on_device(&self, ids: impl Iterator<Item = u64>) -> Result<()> {
         for id in ids {
@@ -112,16 +122,6 @@ impl OpenTasks {
             }
         }
         Ok(())
-    }
-
-    /// The model of an open task.
-    pub(super) fn model(&self, id: u64) -> Result<Arc<Model>> {
-        self.get(id).map(|open| Arc::clone(&open.model.model))
-    }
-
-    /// What the ticket of an open task carries.
-    pub(super) fn input(&self, id: u64) -> Result<Option<(Arc<lw_layout>, Input)>> {
-        self.get(id).map(|open| open.input.clone())
     }
 
     /// Bytes of all tensors of an open task.

@@ -78,7 +78,7 @@ impl Loader {
 
     /// Goes to the beginning of the run that a checkpoint is of: with the weights that were set during it.
     pub(super) fn begin_as(&mut self, checkpoint: &Checkpoint) -> Result<()> {
-        checkpoint.meta.check(&self.meta(self.step, self.microbatch), &self.paths())?;
+        checkpoint.meta.check(&self.meta(0, 0), &self.paths())?;
         self.mixture = checkpoint.meta.mixture.clone();
         self.models = checkpoint.meta.models.clone();
         self.plan = Arc::new(run_plan(&self.parts, &self.sources, &self.windows, &self.schedule, &self.mixture)?);

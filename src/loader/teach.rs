@@ -208,7 +208,13 @@ impl Loader {
 
     /// What teachers made of the rows of the next batch, which have been made already; `None` without teachers.
     pub(super) fn samples(&mut self, deadline: Option<Instant>) -> Result<Option<Taught>> {
-        let Some(teaching) = &mut self.teaching else { return Ok(None) };
+        let Some(teaching) = &mut self.teaching else {
+            return match self.parts.recipe.generate.is_some() && self.options.generate.is_some() {
+                false => Ok(None),
+                // A panic while they were asked took them along: no batch goes out without what it should have.
+                true => Err(Error::new(Status::Panic, "asking the teachers ended in a panic before; open the loader again")),
+            };
+        };
         let wanted: Vec<(u32, u64)> = self.partial.iter().filter(|r| !r.pieces.is_empty()).filter_map(|r| r.of).collect();
         while teaching.taken.len() < wanted.len() {
             let mut got = Vec::new();

@@ -231,10 +231,10 @@ class StudentClient:
         broker: str | None = None,
         framework: Framework = "auto",
         spin_us: int | None = None,
+        input_config: BatchConfig | None = None,
         device: int | None = None,
         fallback: str | None = None,
         pin_memory: bool = False,
-        input_config: BatchConfig | None = None,
     ) -> None:
         if broker not in (None, "embedded"):
             raise ValueError(f"broker is {broker!r}; expected None (one runs already) or 'embedded'")

@@ -57,11 +57,11 @@ class Worker:
         batch_size: most tasks at once. Students allow 8 unless their ``max_batch`` says more.
         framework: what ``task["x"]`` is: ``"torch"``, ``"numpy"``, or ``"auto"``: torch where it can be imported.
         spin_us: microseconds to look before sleeping when nothing is there; None: what pays on this machine.
+        recipe: what :class:`~laneway.Rows` takes: from it the worker makes the rows that tickets name, :attr:`Task.rows`, so that only tickets travel.
+        functions, operators, cache_dir: of that recipe, as for :class:`~laneway.Loader`.
         device: where samples are made for students whose medium is ``"cuda"``. None: in host memory, from where the library copies them up, so that every
             function works as it is. ``"student"``: on the student's device, in its memory, without a copy; ``task["x"]`` is then a tensor
             of that device. A number: on that CUDA device of this process, from where they are copied if it is another one.
-        recipe: what :class:`~laneway.Rows` takes: from it the worker makes the rows that tickets name, :attr:`Task.rows`, so that only tickets travel.
-        functions, operators, cache_dir: of that recipe, as for :class:`~laneway.Loader`.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class Worker:
         batch_size: int = 1,
         framework: Framework = "auto",
         spin_us: int | None = None,
-        device: int | str | None = None,
         recipe: Recipe | Mapping[str, Any] | str | os.PathLike[str] | None = None,
         functions: Iterable[Function] | Mapping[str, Callable[[str], str]] = (),
         operators: Iterable[Operator] = (),
         cache_dir: str | os.PathLike[str] | None = None,
+        device: int | str | None = None,
     ) -> None:
         if (generator_fn is None) == (fill_fn is None):
             raise TypeError("pass either generator_fn or fill_fn")
