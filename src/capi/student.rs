@@ -315,8 +315,9 @@ pub(super) fn no_stream(stream: *mut c_void) -> Result<()> {
     Err(Error::new(Status::Unsupported, "stream is reserved for device memory; expected NULL"))
 }
 
-/// Describes tensor `index` of a held sample: a view, not to be written, as long-lived as the sample's reference. Shape and
-/// name belong to the student.
+/// Describes tensor `index` of a held sample: a view, not to be written, as long-lived as the sample's reference. Shape and name belong to
+/// the student; the shape of a ragged tensor is the sample's true one and lies in its memory. `LW_CORRUPT`: the shape is beyond its
+/// maximum.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_student_tensor(student: *const lw_student, sample: *const lw_sample, index: usize, tensor: *mut lw_tensor) -> lw_status {
@@ -324,7 +325,8 @@ pub unsafe extern "C" fn lw_student_tensor(student: *const lw_student, sample: *
         // SAFETY: the caller promises a valid handle and sample.
         let (student, sample) = unsafe { (arg::object(student, "student")?, arg::object(sample, "sample")?) };
         let tensor = arg::out(tensor, "tensor")?;
-        let (view, _) = student.layout.view(index, sample.data.cast_mut().cast(), sample.nbytes as usize)?;
+        // SAFETY: the caller promises a sample that is held, which has `nbytes` readable bytes at `data`.
+        let view = unsafe { student.layout.view(index, sample.data.cast_mut().cast(), sample.nbytes as usize, Status::Corrupt) }?;
         // SAFETY: not NULL; the caller promises that it is writable.
         unsafe { tensor.write(view) };
         Ok(())
@@ -346,9 +348,12 @@ pub unsafe extern "C" fn lw_student_dlpack(
         // SAFETY: the caller promises a valid handle and sample.
         let (student, sample) = unsafe { (arg::object(student, "student")?, arg::object(sample, "sample")?) };
         let out = arg::out(out, "out")?;
-        let (view, _) = student.layout.view(index, sample.data.cast_mut().cast(), sample.nbytes as usize)?;
+        // SAFETY: the caller promises a sample that is held, which has `nbytes` readable bytes at `data`.
+        let view = unsafe { student.layout.view(index, sample.data.cast_mut().cast(), sample.nbytes as usize, Status::Corrupt) }?;
         let hold = student.student.hold(sample.slot, sample.serial)?;
-        let tensor = dlpack::export(Box::new(hold), view.data, student.layout.shape(index), view.dtype)?;
+        // SAFETY: a view's shape has `ndim` sizes, in the student's layout or, checked just now, in the sample.
+        let shape = unsafe { arg::slice(view.shape, view.ndim as usize, "shape") }?;
+        let tensor = dlpack::export(Box::new(hold), view.data, shape, view.dtype)?;
         // SAFETY: not NULL; the caller promises that it is writable.
         unsafe { out.write(tensor) };
         Ok(())
@@ -384,8 +389,8 @@ pub unsafe extern "C" fn lw_student_cursor(student: *const lw_student) -> u64 {
     unsafe { student.as_ref() }.map_or(0, |s| guard_or(0, || s.student.cursor()))
 }
 
-/// Goes back: samples from `step` on, which is at most `lw_student_cursor`, count as not handed out, and are made anew by the current model. For loaders that threw
-/// away what they had. What is held stays held.
+/// Goes back: samples from `step` on, which is at most `lw_student_cursor`, count as not handed out, and are made anew by the current
+/// model. For loaders that threw away what they had. What is held stays held.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_student_rewind(student: *const lw_student, step: u64) -> lw_status {

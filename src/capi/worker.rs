@@ -123,7 +123,7 @@ impl lw_worker {
     }
 
     /// Lengths are checked before anything is published, so a wrong one leaves all tasks open. Afterwards none is: what could not be published is
-    /// failed, for the reason that is returned.
+    /// failed, for the reason that is returned; samples that were refused have been failed already.
     fn commit(&self, tasks: &[lw_task], lengths: Option<&[usize]>) -> Result<u32> {
         let mut done = Vec::with_capacity(tasks.len());
         let ids = || tasks.iter().map(|task| task.id);
@@ -221,7 +221,9 @@ pub unsafe extern "C" fn lw_worker_take(worker: *const lw_worker, deadline: i64,
     })
 }
 
-/// Describes tensor `index` of an open task: a writable view, valid while the task is open. Shape and name belong to the worker.
+/// Describes tensor `index` of an open task: a writable view, valid while the task is open. Shape and name belong to the worker; the shape
+/// of a ragged tensor lies in the task's memory, and its lengths must have been set (`lw_worker_set_length`, or by writing the sample with
+/// `lw_layout_encode`).
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_worker_tensor(worker: *const lw_worker, task: *const lw_task, index: usize, tensor: *mut lw_tensor) -> lw_status {
@@ -230,17 +232,37 @@ pub unsafe extern "C" fn lw_worker_tensor(worker: *const lw_worker, task: *const
         let (worker, task) = unsafe { (arg::object(worker, "worker")?, arg::object(task, "task")?) };
         let tensor = arg::out(tensor, "tensor")?;
         let layout = worker.open_tasks().layout(task.id)?;
-        let (view, _) = layout.view(index, task.data.cast(), usize::try_from(task.capacity).unwrap_or(usize::MAX))?;
+        let len = usize::try_from(task.capacity).unwrap_or(usize::MAX);
+        // SAFETY: the caller promises the task as it was taken, which has `capacity` bytes at `data` while it is open, as was just seen.
+        let view = unsafe { layout.view(index, task.data.cast(), len, Status::InvalidArgument) }?;
         // SAFETY: not NULL; the caller promises that it is writable.
         unsafe { tensor.write(view) };
         Ok(())
     })
 }
 
-/// Publishes `count` samples of `lengths[i]` bytes at `tasks[i].data` each; `lengths` NULL: all tensors of each. A length that is not the layout's, or a task
-/// that is not open, is `LW_INVALID_ARGUMENT`, and nothing is published. After any other error, a medium's say, what could not be published was failed with its message. `*wanted` (may be NULL) becomes the number that somebody still
-/// waited for; the others were overtaken (a model switch, another worker) and dropped, which is no error. `stream` is reserved for the
-/// stream or event after which the bytes are there: NULL.
+/// Sets the length of a ragged dimension of an open task, in all tensors that have it: `dimension` is its NUL-terminated name, `length` at
+/// most its maximum. Each must be set before the views of its tensors are asked for, and before the commit. May be set again; what was
+/// written is then to be written anew.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_worker_set_length(worker: *const lw_worker, task: *const lw_task, dimension: *const c_char, length: u64) -> lw_status {
+    guard(|| {
+        // SAFETY: the caller promises a valid handle and task, and a NUL-terminated name.
+        let (worker, task, name) = unsafe { (arg::object(worker, "worker")?, arg::object(task, "task")?, arg::c_string(dimension, "dimension")?) };
+        let name = name.ok_or_else(|| arg::null("dimension"))?;
+        worker.open_tasks().layout(task.id)?;
+        worker.worker.set_length(task.id, name, length)
+    })
+}
+
+/// Publishes `count` samples of `lengths[i]` bytes at `tasks[i].data` each; `lengths` NULL: all tensors of each. A length that is not the
+/// layout's, or a task that is not open, is `LW_INVALID_ARGUMENT`, and nothing is published. A sample that is not what the layout asks for
+/// (the length of a ragged dimension was not set, a value is not finite or not between `min` and `max`) is failed with the reason, which
+/// names the tensor, the first bad index and its value; the others are published, and the call returns `LW_TASK_FAILED` with the first
+/// reason. After any other error, a medium's say, what could not be published was failed with its message. `*wanted` (may be NULL) becomes
+/// the number that somebody still waited for; the others were overtaken (a model switch, another worker) and dropped, which is no error.
+/// `stream` is reserved for the stream or event after which the bytes are there: NULL.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_worker_commit(

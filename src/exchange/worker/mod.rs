@@ -187,10 +187,18 @@ impl Worker {
 
     /// Publishes finished tasks; returns how many were still wanted (another worker was first, or the model was switched: those bytes are discarded).
     ///
-    /// A length that is not the layout's is an error: that task and those after it stay in hand, to be written again or failed.
+    /// A length that is not the layout's is an error: that task and those after it stay in hand, to be written again or failed. A sample that is not what the layout
+    /// asks for (a ragged dimension without its length, a value that is not finite or out of range) fails its task; the others are published, none
+    /// stays in hand, and the error is `TaskFailed` with the first reason.
     pub fn commit(&self, done: &[(u64, usize)]) -> Result<u32> {
         self.check()?;
         self.inner.commit(done)
+    }
+
+    /// Sets the length of a ragged dimension of a task in hand, in all tensors that have it. Each must be set, or written with the sample, before `commit`.
+    pub fn set_length(&self, task: u64, dimension: &str, length: u64) -> Result<()> {
+        self.check()?;
+        self.inner.set_length(task, dimension, length)
     }
 
     /// Gives a task up; the text (up to 16 KiB of it) reaches the student, which has it tried again or delivers the failure.

@@ -11,6 +11,7 @@ use crate::os::clock::{self, Nanos};
 use crate::os::futex;
 use crate::os::memory::AlignedBuf;
 use crate::segment::cell::CellState;
+use crate::segment::payload::writing_bytes;
 use crate::segment::slot::{Content, SlotWord};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -45,6 +46,8 @@ struct InHand {
     cell: u32,
     version: u64,
     position: u64,
+    lane: u64,
+    step: u64,
     slot: u32,
     slot_word: SlotWord,
     claimed_at: u64,
@@ -52,6 +55,27 @@ struct InHand {
     together: u64,
     /// For mediums without memory of their own: the sample is made here and written at commit.
     scratch: Option<AlignedBuf>,
+}
+
+impl InHand {
+    /// The sample as far as it is written; `None` if the slot was taken away, since this process was declared dead.
+    fn sample(&mut self) -> Option<&mut [u8]> {
+        let bytes = self.attachment.layout.nbytes();
+        if let Some(scratch) = &mut self.scratch {
+            return Some(&mut scratch.bytes_mut()[..bytes]);
+        }
+        let start = self.attachment.medium.slot(self.slot)?;
+        writing_bytes(&self.attachment.segment.slots()[self.slot as usize], self.slot_word, start, bytes)
+    }
+
+    /// Says what is wrong with the sample that was written, or makes it whole.
+    fn finish(&mut self) -> Result<()> {
+        let layout = self.attachment.layout.clone();
+        if !layout.asks_something() {
+            return Ok(());
+        }
+        self.sample().map_or(Ok(()), |sample| layout.finish(sample))
+    }
 }
 
 impl Client {
@@ -161,35 +185,57 @@ impl Inner {
 
     pub(super) fn commit(&self, done: &[(u64, usize)]) -> Result<u32> {
         let mut serve = self.serve();
-        let now = clock::now() as u64;
-        let mut wanted = 0;
+        let (mut wanted, mut refused) = (0, None);
         for (id, length) in done {
             let index = serve.index(*id)?;
             let bytes = serve.tasks[index].attachment.layout.nbytes();
             if *length != bytes {
                 return Err(Error::invalid(format!("task {id}: {length} bytes were committed and a sample has {bytes}")));
             }
-            if let Some(scratch) = &serve.tasks[index].scratch {
-                let task = &serve.tasks[index];
+            let task = &mut serve.tasks[index];
+            if let Err(e) = task.finish() {
+                let text = format!("the sample was refused: {}", e.message);
+                tracing::warn!("task (lane {}, step {}): {text}", task.lane, task.step);
+                self.publish_failure(&mut serve, index, &text);
+                self.stats.refused.fetch_add(1, Ordering::Relaxed);
+                refused.get_or_insert(text);
+                continue;
+            }
+            if let Some(scratch) = &task.scratch {
                 task.attachment.medium.write(task.slot, &scratch.bytes()[..*length])?;
             }
-            let won = serve.publish(index, *length, false, now);
+            let won = serve.publish(index, *length, false, clock::now() as u64);
             wanted += u32::from(won);
             let counter = if won { &self.stats.made } else { &self.stats.lost };
             counter.fetch_add(1, Ordering::Relaxed);
         }
-        serve.account(self, done.len(), now);
-        Ok(wanted)
+        serve.account(self, done.len(), clock::now() as u64);
+        refused.map_or(Ok(wanted), |text| Err(Error::new(Status::TaskFailed, text)))
+    }
+
+    pub(super) fn set_length(&self, id: u64, dimension: &str, length: u64) -> Result<()> {
+        let mut serve = self.serve();
+        let index = serve.index(id)?;
+        let task = &mut serve.tasks[index];
+        let layout = task.attachment.layout.clone();
+        match task.sample() {
+            Some(sample) => layout.set_length(sample, dimension, length),
+            None => Ok(()),
+        }
     }
 
     pub(super) fn fail(&self, id: u64, text: &str) -> Result<()> {
         let mut serve = self.serve();
         let index = serve.index(id)?;
+        self.publish_failure(&mut serve, index, text);
+        Ok(())
+    }
+
+    fn publish_failure(&self, serve: &mut Serve, index: usize, text: &str) {
         let task = &serve.tasks[index];
         let length = task.attachment.segment.write_text(task.slot, text);
         serve.publish(index, length, true, clock::now() as u64);
         self.stats.failed.fetch_add(1, Ordering::Relaxed);
-        Ok(())
     }
 
     /// Gives everything back and leaves every seat.
@@ -293,18 +339,26 @@ impl Serve {
             };
             self.next_id += 1;
             let id = self.next_id;
-            self.tasks.push(InHand {
+            let mut task = InHand {
                 id,
                 attachment: attachment.clone(),
                 cell: attachment.segment.cell_index(position) as u32,
                 version: word.version(),
                 position: ticket.position,
+                lane: ticket.lane,
+                step: ticket.step,
                 slot,
                 slot_word,
                 claimed_at: now,
                 together: 1,
                 scratch,
-            });
+            };
+            if attachment.layout.is_ragged()
+                && let Some(sample) = task.sample()
+            {
+                attachment.layout.begin(sample);
+            }
+            self.tasks.push(task);
             out.push(Task {
                 id,
                 lane: ticket.lane,

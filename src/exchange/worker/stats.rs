@@ -9,6 +9,7 @@ pub struct Counters {
     pub made: AtomicU64,
     pub lost: AtomicU64,
     pub failed: AtomicU64,
+    pub refused: AtomicU64,
     pub batches: AtomicU64,
     pub batch_ns: AtomicU64,
     pub last_take: AtomicU64,
@@ -22,8 +23,10 @@ pub struct WorkerStats {
     pub made: u64,
     /// Samples made in vain: another worker was first, or the model was switched.
     pub lost: u64,
-    /// Tasks given up.
+    /// Tasks given up, refused samples among them.
     pub failed: u64,
+    /// Samples that were not what the layout asks for: a length that is not set, a value that is not allowed.
+    pub refused: u64,
     /// Commits.
     pub batches: u64,
     /// Nanoseconds of the last batch.
@@ -50,6 +53,7 @@ impl Inner {
             made: get(&self.stats.made),
             lost: get(&self.stats.lost),
             failed: get(&self.stats.failed),
+            refused: get(&self.stats.refused),
             batches: get(&self.stats.batches),
             batch_ns: get(&self.stats.batch_ns),
             sleeps: get(&self.stats.sleeps),
