@@ -64,6 +64,7 @@ void ragged_dimensions_are_written_as_everywhere() {
   CHECK(has(error_of([] { laneway::Layout{{"x", {"seq"}, LW_INT8}}; }), "seq<=2048"));
 }
 
+static_assert(!std::is_copy_constructible_v<laneway::MetricsServer>);
 static_assert(!std::is_copy_constructible_v<laneway::Sample> && std::is_nothrow_move_constructible_v<laneway::Sample>);
 static_assert(!std::is_copy_constructible_v<laneway::Task> && !std::is_copy_constructible_v<laneway::Student>);
 
@@ -82,7 +83,8 @@ void a_sample_outlives_its_student(const laneway::Layout& tensors) {
       check_words(&second.get());
       kept = std::move(second);
     }
-    CHECK(student.stats().front() == '{');
+    CHECK(student.stats().front() == '{' && laneway::metrics().find("\"delivered\":20") != std::string::npos);
+    CHECK(laneway::metrics_text().find("laneway_student_samples_total{") != std::string::npos && laneway::MetricsServer().port() != 0);
     laneway::Student moved = std::move(student);
     moved.cancel();
     const auto interrupted = error_of([&] { // the next wait: what is there already is handed out first

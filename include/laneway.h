@@ -1258,6 +1258,35 @@ void lw_loader_close(const lw_loader *loader);
 // tensors of them, stay valid.
 void lw_loader_free(lw_loader *loader);
 
+/* ==== metrics =======================================================================================================
+ *
+ * Numbers of all that this process has open: students, workers, loaders, brokers. docs/metrics.md lists every one with
+ * its unit. Asking costs nothing until it is done, and no listener is there unless one is started.
+ */
+
+// A listener that answers `GET /metrics` with the text of `lw_metrics_text`, on a thread of its own.
+typedef struct lw_metrics_server lw_metrics_server;
+
+// Writes the numbers as one JSON object, NUL-terminated, into `buffer`: `{"version", "pid", "students": […], "workers":
+// […], "loaders": […], "brokers": […]}`, where an entry has what tells it from others and `counters`. `*len` becomes its
+// length without the NUL; `capacity` 0 only asks for it. They may grow between two calls. Any thread.
+LW_MUST_USE lw_status lw_metrics_snapshot(char *buffer, size_t capacity, size_t *len);
+
+// Writes the same numbers as lines of text, NUL-terminated, in Prometheus' format: `name{label="value"} number`. As
+// `lw_metrics_snapshot` otherwise.
+LW_MUST_USE lw_status lw_metrics_text(char *buffer, size_t capacity, size_t *len);
+
+// Starts a listener at `address`, NUL-terminated `host:port`; port 0 takes any free one. It tells numbers to whoever can
+// connect: `127.0.0.1` is this host only. `LW_IO` if the address is taken. On success `*out` is the caller's: free it with
+// `lw_metrics_server_free`. Any thread.
+LW_MUST_USE lw_status lw_metrics_serve(const char *address, lw_metrics_server **out);
+
+// The port at which it listens; 0 for NULL. Any thread.
+uint16_t lw_metrics_server_port(const lw_metrics_server *server);
+
+// Ends the listener and frees it; NULL is allowed. Not while another thread uses it.
+void lw_metrics_server_free(lw_metrics_server *server);
+
 #ifdef __cplusplus
 }
 #endif

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::{env, fs};
 
 /// The nouns in reading order: each file's section may use the types of those before it.
-const NOUNS: [&str; 12] = ["status", "version", "log", "layout", "medium", "broker", "student", "worker", "dataset", "recipe", "batch", "loader"];
+const NOUNS: [&str; 13] = ["status", "version", "log", "layout", "medium", "broker", "student", "worker", "dataset", "recipe", "batch", "loader", "metrics"];
 
 const TOP: &str = include_str!("header/top.h");
 const BOTTOM: &str = "\n#ifdef __cplusplus\n}\n#endif\n\n#endif /* LANEWAY_H */\n";

@@ -6,6 +6,7 @@ mod error;
 mod hash;
 mod layout;
 pub mod log;
+pub mod metrics;
 mod sample;
 mod stop;
 

@@ -38,6 +38,8 @@ pub mod batch;
 
 pub mod loader;
 
+pub mod metrics;
+
 mod callback_medium;
 mod dlpack;
 mod functions;

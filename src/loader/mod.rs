@@ -21,6 +21,7 @@
 //! | `options` | rank and tuning |
 //! | `moves` | saving, loading, seeking |
 //! | `lengths` | tokens of every document, counted once |
+//! | `meter` | its numbers, for metrics and `laneway top` |
 //! | `finite`, `deal` | streams that end: counted, and dealt into equal steps |
 //! | `guest` | rows of another rank's lane, where one ran dry |
 //! | `verify`, `inspect`, `explain` | the promise proven, a row looked into, a plan in words |
@@ -31,11 +32,13 @@ mod finite;
 mod guest;
 mod inspect;
 mod lengths;
+mod meter;
 mod moves;
 mod options;
 mod parts;
 mod verify;
 
+use crate::base::metrics::{self, Noun};
 use crate::base::{Error, Result, Status};
 use crate::pipeline::{Batch, BatchRow, BatchShape, Buffers, Engine, Function, LaneCounts, LaneStart, RunPlan, Tuning, Windows};
 use crate::plan::{BatchSchedule, RankLanes, SourcePlan, Span};
@@ -43,6 +46,7 @@ use crate::recipe::{Exhausted, Recipe};
 use deal::Place;
 use finite::Finite;
 use guest::Guests;
+use meter::Meter;
 use moves::run_plan;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -51,6 +55,7 @@ use std::time::Instant;
 pub use explain::explain;
 pub use inspect::{InspectedPiece, InspectedRow, inspect};
 pub use lengths::{Lengths, LengthsWork};
+pub use meter::{FOLDER, published, publisher};
 pub use options::{Options, Progress, ProgressFn};
 pub use parts::{Parts, Source};
 pub use verify::{Verified, VerifyOptions, VerifyRun, verify};
@@ -91,6 +96,7 @@ pub struct Loader {
     /// Where the lanes are after them.
     partial_marks: BTreeMap<usize, (Arc<[u8]>, u64)>,
     buffers: Arc<Buffers>,
+    meter: Arc<Meter>,
 }
 
 impl Loader {
@@ -118,6 +124,9 @@ impl Loader {
         let sources = Arc::new(sources);
         let plan = Arc::new(run_plan(&parts, &sources, &windows, &schedule, &[])?);
         let marks = rank.lanes.clone().map(|lane| (plan.first_anchor(lane), 0)).collect();
+        let names = recipe.datasets.iter().map(|dataset| dataset.spec.name.clone());
+        let meter = Arc::new(Meter::new(options.rank, options.ranks, names));
+        metrics::register(Noun::Loader, &meter);
         Ok(Loader {
             parts,
             options,
@@ -136,6 +145,7 @@ impl Loader {
             partial: Vec::new(),
             partial_marks: BTreeMap::new(),
             buffers: Arc::default(),
+            meter,
         })
     }
 
@@ -177,6 +187,14 @@ impl Loader {
     /// The next batch; `None` after the last. If `deadline` passes first that is an error of [`Status::Timeout`], nothing is
     /// lost, and the next call goes on.
     pub fn next(&mut self, deadline: Option<Instant>) -> Result<Option<Batch>> {
+        let _span = tracing::debug_span!("laneway.loader.next", step = self.step).entered();
+        let began = Instant::now();
+        let batch = self.make(deadline);
+        self.meter.called(began, self.step, || self.stats());
+        batch
+    }
+
+    fn make(&mut self, deadline: Option<Instant>) -> Result<Option<Batch>> {
         let finite = self.finite()?;
         if finite.as_ref().is_some_and(|f| self.step >= f.deal.steps()) {
             return Ok(None);
@@ -199,6 +217,7 @@ impl Loader {
         for (slot, mark) in std::mem::take(&mut self.partial_marks) {
             self.marks[slot] = mark;
         }
+        self.meter.deliver(&rows, self.shape().length);
         let batch = Batch::new(self.step, (self.microbatch, count), rows, self.shape(), self.buffers.clone());
         self.microbatch += 1;
         if self.microbatch == count {
@@ -261,6 +280,7 @@ impl Loader {
     /// Stops the engine; rows made ahead are made again if they are wanted again.
     fn stop(&mut self) {
         self.engine = None;
+        self.meter.restart();
         self.guests = Guests::default();
         self.partial.clear();
         self.partial_marks.clear();

@@ -7,7 +7,8 @@ use std::ptr::NonNull;
 ///
 /// `start` is what the medium gave for this slot and `len` at most its stride: the medium's promise, which outlives `slot`, is that so many bytes can be
 /// read and written there.
-pub fn writing_bytes<'a>(slot: &'a Slot, writing: SlotWord, start: NonNull<u8>, len: usize) -> Option<&'a mut [u8]> {
+#[expect(clippy::mut_from_ref, reason = "the slot's word, not the reference to it, says whose the bytes are")]
+pub fn writing_bytes(slot: &Slot, writing: SlotWord, start: NonNull<u8>, len: usize) -> Option<&mut [u8]> {
     let ours = writing.state() == SlotState::Writing && slot.word() == writing;
     // SAFETY: `start` and `len` are the medium's promise of memory, which is initialised (a mapped file's). The slot is WRITING with the version of
     // this taking: by the slot's protocol nobody but this seat touches its bytes until the seat publishes or frees it, or its process is proven dead, and

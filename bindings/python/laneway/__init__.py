@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import io, work
 from ._functions import Function
+from ._metrics import MetricsServer, metrics, metrics_text, serve_metrics
 from ._version import __version__
 from .batch import Batch, global_hash
 from .batch_config import BatchConfig, TensorSpec
@@ -48,6 +49,7 @@ __all__ = [
     "GenerationValue",
     "LanewayError",
     "Loader",
+    "MetricsServer",
     "Pipeline",
     "Recipe",
     "SampleRef",
@@ -59,6 +61,9 @@ __all__ = [
     "__version__",
     "global_hash",
     "io",
+    "metrics",
+    "metrics_text",
+    "serve_metrics",
     "setup_logging",
     "work",
 ]

@@ -15,6 +15,7 @@ mod stats;
 
 pub use stats::WorkerStats;
 
+use crate::base::metrics::{self, Noun};
 use crate::base::{Error, Layout, Result, Status};
 use crate::exchange::link::{Hello, Link, Peer};
 use crate::exchange::message::{Endpoints, Model, StudentIntro, Uuid, WorkerIntro};
@@ -105,6 +106,7 @@ pub(crate) struct Inner {
     spin: Spin,
     cancelled: AtomicBool,
     stopped: AtomicBool,
+    closed: AtomicBool,
     stats: stats::Counters,
     /// Wakes the keeper.
     event: Event,
@@ -151,6 +153,7 @@ impl Worker {
             spin: Spin::new(options.spin_us),
             cancelled: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
             stats: stats::Counters::default(),
             event: Event::new()?,
             ready_event: OnceLock::new(),
@@ -163,6 +166,7 @@ impl Worker {
         let peer = Arc::new(WorkerPeer { inner: Arc::downgrade(&inner) });
         let link = Arc::new(Link::connect(&inner.options.endpoints, Hello::Worker { intro, bell: bell_fd }, peer, clock::instant(deadline))?);
         let _ = inner.link.set(Arc::downgrade(&link));
+        metrics::register(Noun::Worker, &inner);
         *worker.link.lock().unwrap_or_else(PoisonError::into_inner) = Some(link);
         Ok(worker)
     }
@@ -182,6 +186,7 @@ impl Worker {
         if max == 0 {
             return Err(Error::invalid("max must be at least 1"));
         }
+        let _span = tracing::trace_span!("laneway.worker.take", max).entered();
         self.inner.take(max, out, deadline)
     }
 
@@ -192,6 +197,7 @@ impl Worker {
     /// stays in hand, and the error is `TaskFailed` with the first reason.
     pub fn commit(&self, done: &[(u64, usize)]) -> Result<u32> {
         self.check()?;
+        let _span = tracing::trace_span!("laneway.worker.commit", tasks = done.len()).entered();
         self.inner.commit(done)
     }
 
@@ -266,6 +272,7 @@ impl Worker {
             return;
         }
         self.inner.stop();
+        self.inner.closed.store(true, Ordering::Relaxed);
         drop(self.link.lock().unwrap_or_else(PoisonError::into_inner).take());
         self.inner.leave();
         drop(self.keeper.lock().unwrap_or_else(PoisonError::into_inner).take());

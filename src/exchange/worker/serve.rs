@@ -178,7 +178,9 @@ impl Inner {
         if !self.any_open() && !self.stopped.load(Ordering::SeqCst) && !self.cancelled.load(Ordering::SeqCst) {
             self.stats.sleeps.fetch_add(1, Ordering::Relaxed);
             let left = blocked.iter().map(|a| clock::left(a.blocked_until())).fold(left, Duration::min);
+            let began = clock::now();
             futex::wait(self.bell.word(), value, left);
+            self.stats.waited_ns.fetch_add((clock::now() - began) as u64, Ordering::Relaxed);
         }
         free.iter().for_each(|a| a.place().idle.awake());
     }

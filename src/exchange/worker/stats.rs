@@ -1,6 +1,7 @@
 //! A worker's numbers.
 
 use super::Inner;
+use crate::base::metrics::Metered;
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,6 +15,7 @@ pub struct Counters {
     pub batch_ns: AtomicU64,
     pub last_take: AtomicU64,
     pub sleeps: AtomicU64,
+    pub waited_ns: AtomicU64,
 }
 
 /// A worker's numbers at one moment. Counts are since it was opened.
@@ -33,6 +35,8 @@ pub struct WorkerStats {
     pub batch_ns: u64,
     /// Times that the worker slept.
     pub sleeps: u64,
+    /// Nanoseconds that it slept.
+    pub waited_ns: u64,
     /// Students attached now.
     pub students: u64,
     /// Generation of the model in use.
@@ -57,8 +61,18 @@ impl Inner {
             batches: get(&self.stats.batches),
             batch_ns: get(&self.stats.batch_ns),
             sleeps: get(&self.stats.sleeps),
+            waited_ns: get(&self.stats.waited_ns),
             students: self.attached().len() as u64,
             generation: self.models.current().map_or(0, |(g, _)| g),
         }
+    }
+}
+
+impl Metered for Inner {
+    fn metrics(&self) -> Option<serde_json::Value> {
+        let pid = crate::os::process::pid();
+        let worker_id = self.options.worker_id.unwrap_or(i64::from(pid));
+        let entry = || serde_json::json!({"worker_id": worker_id, "pid": pid, "counters": self.snapshot()});
+        (!self.closed.load(Ordering::Relaxed)).then(entry)
     }
 }
