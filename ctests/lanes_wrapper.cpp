@@ -118,13 +118,80 @@ void functions_are_called_and_freed_and_may_throw() {
   CHECK(error_of([&] { failing.next(); }).status() == LW_CLOSED);
 }
 
+// Lets two documents of a lane change places.
+class Swap : public laneway::LaneOperator {
+ public:
+  explicit Swap(std::shared_ptr<int> counted) : counted_(std::move(counted)) {}
+  void push(const lw_piece& piece, laneway::Pieces& pieces) override {
+    if (piece.document == 13) throw std::runtime_error("thirteen");
+    if (held_) {
+      pieces.emit(piece);
+      flush(pieces);
+    } else {
+      pieces.hold(piece);
+      held_ = piece.number;
+    }
+  }
+  void flush(laneway::Pieces& pieces) override {
+    if (!held_) return;
+    pieces.emit(pieces.get(*held_)), pieces.release(*held_), held_.reset(), ++swaps_;
+  }
+  std::string save(laneway::Pieces&) override { return std::to_string(swaps_); }
+  void load(std::string_view state, const std::vector<lw_piece>& held, laneway::Pieces&) override {
+    swaps_ = std::stoi(std::string(state));
+    if (!held.empty()) held_ = held[0].number;
+  }
+
+ private:
+  std::shared_ptr<int> counted_;
+  std::optional<std::uint64_t> held_;
+  int swaps_ = 0;
+};
+
+void an_operator_keeps_its_state_and_may_throw() {
+  const auto counted = std::make_shared<int>(0);
+  const laneway::Operator swap{"swap 1", [counted](std::uint32_t) { return std::make_unique<Swap>(counted); }};
+  const std::string first = "functions = [\"swap 1\"]\n";
+  {
+    const laneway::Loader all(endless(first), {}, {swap}), some(endless(first), {}, {swap});
+    for (int step = 0; step < 2; ++step) CHECK(all.next()->row_hashes() == some.next()->row_hashes());
+    const laneway::Loader resumed(endless(first), {}, {swap});
+    resumed.load({some.save()});
+    CHECK(all.next()->row_hashes() == resumed.next()->row_hashes());
+    const laneway::Error error = error_of([&] {
+      while (all.next()) {
+      }
+    });
+    CHECK(error.status() == LW_DATA && has(error, "operator 'swap 1'") && has(error, "thirteen"));
+  }
+  CHECK(counted.use_count() == 2);  // this one, and that of `swap`
+}
+
+void a_server_feeds_loaders() {
+  const std::string dir = in_data("node");
+  CHECK(mkdir(dir.c_str(), 0700) == 0 && setenv("LANEWAY_DIR", dir.c_str(), 1) == 0);
+  const laneway::Loader here(endless());
+  laneway::Server server(endless(), [](lw_server_options& o, lw_loader_options& pipeline) { o.name = "cpp", pipeline.threads = 1; });
+  const laneway::Loader there = laneway::connect([](lw_connect_options& o) { o.name = "cpp"; });
+  CHECK(there.recipe().fingerprint() == endless().fingerprint());
+  for (int step = 0; step < 20; ++step) CHECK(here.next()->row_hashes() == there.next(in(30s))->row_hashes());
+  CHECK(here.save() == there.save() && server.stats().find("\"peers\"") != std::string::npos);
+  const laneway::Recipe other = laneway::Recipe::parse(DATASETS("", "") TOKENS "[pack]\nmax_length = 64\n[batch]\nglobal_batch = 8\n", data_dir);
+  CHECK(error_of([&] { laneway::connect(other, [](lw_connect_options& o) { o.name = "cpp"; }); }).status() == LW_REFUSED);
+  CHECK(error_of([&] { laneway::Server second(endless(), [](lw_server_options& o, lw_loader_options&) { o.name = "cpp"; }); }).status() == LW_IN_USE);
+  server.stop();
+  CHECK(server.wait(in(30s)));
+}
+
 }  // namespace
 
 int main() {
   use_data();
+  a_server_feeds_loaders();
   recipes_are_compared();
   datasets_are_read();
   a_run_goes_on_with_another_number_of_ranks();
   a_batch_outlives_its_loader();
   functions_are_called_and_freed_and_may_throw();
+  an_operator_keeps_its_state_and_may_throw();
 }

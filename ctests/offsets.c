@@ -186,7 +186,28 @@ AT(lw_function_table, name, 24);
 AT(lw_function_table, map, 32);
 AT(lw_function_table, filter, 40);
 
-SIZE(lw_loader_options, 96);
+SIZE(lw_piece, 40);
+AT(lw_piece, number, 0);
+AT(lw_piece, document, 8);
+AT(lw_piece, dataset, 16);
+AT(lw_piece, lane, 20);
+AT(lw_piece, start, 24);
+AT(lw_piece, length, 28);
+AT(lw_piece, tokens, 32);
+
+SIZE(lw_operator_table, 80);
+AT(lw_operator_table, struct_size, 0);
+AT(lw_operator_table, user, 8);
+AT(lw_operator_table, drop, 16);
+AT(lw_operator_table, name, 24);
+AT(lw_operator_table, open, 32);
+AT(lw_operator_table, close, 40);
+AT(lw_operator_table, push, 48);
+AT(lw_operator_table, flush, 56);
+AT(lw_operator_table, save, 64);
+AT(lw_operator_table, load, 72);
+
+SIZE(lw_loader_options, 112);
 AT(lw_loader_options, struct_size, 0);
 AT(lw_loader_options, rank, 8);
 AT(lw_loader_options, ranks, 12);
@@ -201,6 +222,8 @@ AT(lw_loader_options, functions, 64);
 AT(lw_loader_options, function_count, 72);
 AT(lw_loader_options, progress, 80);
 AT(lw_loader_options, progress_user, 88);
+AT(lw_loader_options, operators, 96);
+AT(lw_loader_options, operator_count, 104);
 
 SIZE(lw_state, 16);
 AT(lw_state, data, 0);

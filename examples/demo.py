@@ -1,18 +1,26 @@
 #!/usr/bin/env python3
-"""`make demo`: watch a real language model being distilled into a smaller one through Laneway.
+"""`make demo`: watch a real language model being distilled into a smaller one through Laneway, and a training
+run move from one number of ranks to others.
 
-A broker, two workers (each with the teacher, SmolLM2-135M-Instruct) and a student run as processes of their
-own, as four terminals with `examples/python/distill_llm.py` would. On the way one worker is killed with
+**distill**. A broker, two workers (each with the teacher, SmolLM2-135M-Instruct) and a student run as processes of
+their own, as four terminals with `examples/python/distill_llm.py` would. On the way one worker is killed with
 SIGKILL while it holds tickets and, a little later, started again. Then everything that the processes wrote
 down is checked: the loss on unseen text fell in every stage, and each ticket was delivered once and in order.
-The run is drawn as a page, demo/distill.html. The exit status is 0 only if all that held.
+The run is drawn as a page, demo/distill.html.
 
 A sample follows from its ticket alone, so on one machine the losses come out the same in every run, whichever
 worker made what and whoever was killed when.
 
-    python examples/demo.py [folder]      default: demo/ at the top of the repository
+**elastic**. A small model is trained on two ranks, and from its checkpoint on one, two and four ranks, with Laneway's
+loader and with a standard one beside it (`examples/python/elastic`). demo/elastic.html and demo/elastic.png show the
+losses, and which global batches were identical.
+
+The exit status is 0 only if all that held.
+
+    python examples/demo.py [folder] [--part distill|elastic]      default: demo/ at the top of the repository; both
 """
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -213,8 +221,8 @@ def report(run: Run) -> list[str]:
     return faults
 
 
-def main() -> int:
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else HERE.parent / "demo").resolve()
+def play_distill(folder: Path) -> int:
+    """The first part; its exit status."""
     began = time.monotonic()
     Corpus()  # fetched and tokenized here, the first time, rather than by two workers at once
     with tempfile.TemporaryDirectory(prefix="laneway-demo-") as sockets:
@@ -224,9 +232,6 @@ def main() -> int:
         except DemoFailure as failure:
             print(f"demo: {failure}", file=sys.stderr)
             return 1
-        except KeyboardInterrupt:
-            print("demo: stopped", file=sys.stderr)
-            return 130
     faults = report(run)
     from distill.page import write_page
 
@@ -235,6 +240,30 @@ def main() -> int:
     for fault in faults:
         print(f"demo: {fault}", file=sys.stderr)
     return 1 if faults else 0
+
+
+def play_elastic(folder: Path) -> int:
+    """The second part; its exit status."""
+    from elastic.play import show
+    from elastic.train import Sizes
+
+    print("a training run is stopped, and goes on on one, two and four ranks, with two loaders")
+    return show(folder, Sizes())
+
+
+PARTS = {"distill": play_distill, "elastic": play_elastic}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", default=HERE.parent / "demo")
+    parser.add_argument("--part", choices=PARTS, help="only this one")
+    options = parser.parse_args()
+    try:
+        return max([play(options.folder.resolve()) for name, play in PARTS.items() if options.part in (name, None)])
+    except KeyboardInterrupt:
+        print("demo: stopped", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

@@ -1058,24 +1058,10 @@ void lw_batch_retain(const lw_batch *batch);
 // loader was freed.
 void lw_batch_release(const lw_batch *batch);
 
-/* ==== loader ========================================================================================================
+/* ==== function ======================================================================================================
  *
- * A rank's part of every global batch, in order: for one recipe the same rows in the same order, byte for byte, on
- * any number of ranks, with any of the options below but `rank` and `ranks`, in one run or across any chain of saves
- * and loads.
- *
- * Errors of data and of user functions stay: `lw_loader_next` returns them again until the loader is moved or loaded.
+ * Functions of the user's on documents' texts, before they become tokens. `lw_loader_options` takes them.
  */
-
-// In `threads`: one a processor.
-#define LW_THREADS_ALL UINT32_MAX
-
-// As a number of steps: the stream does not end.
-#define LW_ENDLESS UINT64_MAX
-
-// A loader. All functions but `lw_loader_free` may be called by any number of threads at once: they take turns, and
-// get theirs while `lw_loader_next` waits.
-typedef struct lw_loader lw_loader;
 
 // The text that a map function makes; it exists during the call.
 typedef struct lw_text lw_text;
@@ -1103,6 +1089,114 @@ typedef struct {
     // Returns 1 if the document is kept, 0 if it is left out, and anything else for failure.
     int32_t (*filter)(void *user, const char *text, size_t len);
 } lw_function_table;
+
+// Sets `struct_size` and makes everything else empty. NULL is allowed.
+void lw_function_table_init(lw_function_table *table);
+
+// Appends `len` bytes of UTF-8 to the text that a map function makes. They are copied. On the thread of that call
+// only.
+LW_MUST_USE lw_status lw_text_append(lw_text *out, const char *text, size_t len);
+
+/* ==== operator ======================================================================================================
+ *
+ * Operators of the user's between documents and rows: they drop, cut, hold back, repeat or reorder documents, with a
+ * state, in the order of each lane. `lw_loader_options` takes them; they run one behind the other.
+ *
+ * An operator decides; it makes no tokens. A *piece* is consecutive tokens of one document: an operator is given pieces,
+ * at first whole documents, and hands on pieces of them. So whatever it holds is written into a checkpoint as pointers,
+ * and is made again from the data after a load.
+ *
+ * Each lane has a state of its own, which `open` makes. The functions of one state are called by one thread at a time,
+ * and by any; those of several lanes at once. They must not throw, nor call functions of a loader. One that fails (it
+ * returns anything but 0) may say why with `lw_set_last_error`; the run fails at the row that needed it.
+ */
+
+// The pieces that an operator holds in a lane, and what it hands on: an argument of its functions, for use during the
+// call, on its thread.
+typedef struct lw_pieces lw_pieces;
+
+// Consecutive tokens of one document.
+typedef struct {
+    // By which this lane's operator calls it, while it is held. A load gives new numbers, from 0, in the old order.
+    uint64_t number;
+    // The document's number in its dataset.
+    uint64_t document;
+    // Which of the recipe's datasets, from 0.
+    uint32_t dataset;
+    // The lane.
+    uint32_t lane;
+    // The place of its first token in the document's tokens, from 0.
+    uint32_t start;
+    // How many tokens; at least 1.
+    uint32_t length;
+    // The tokens, until the call returns; NULL in `load`, when they are not made yet.
+    const uint32_t *tokens;
+} lw_piece;
+
+// An operator. Fill it after `lw_operator_table_init`.
+typedef struct {
+    // `sizeof(lw_operator_table)`.
+    size_t struct_size;
+    // Handed to each function.
+    void *user;
+    // Called once when the operator is no longer used, on any thread, after the last `close`. May be NULL.
+    void (*drop)(void *user);
+    // As in the recipe's list `functions`, behind the functions' names, NUL-terminated UTF-8: a name with a version,
+    // "dedupe 2" say, that its author changes whenever it would do anything else than before. Copied.
+    const char *name;
+    // Makes the state of a lane, at its beginning, and writes it to `*state`. Called before the first of the functions
+    // below. May be NULL: `state` is then NULL.
+    int32_t (*open)(void *user, uint32_t lane, void **state);
+    // Frees a state. May be NULL.
+    void (*close)(void *user, void *state);
+    // Takes a piece, which is dropped unless this call hands it on (`lw_pieces_emit`) or holds it (`lw_pieces_hold`); held
+    // ones may be handed on as well. It must do the same whenever it sees the same pieces.
+    int32_t (*push)(void *user, void *state, const lw_piece *piece, lw_pieces *pieces);
+    // The lane's stream ends: hands on what is still to go. May be NULL.
+    int32_t (*flush)(void *user, void *state, lw_pieces *pieces);
+    // Writes down what is remembered beside the pieces held, in a form that never changes: `*bytes` and `*len`, read
+    // before the state's next call. At most 64 KiB; it is called often, and every lane's part of a checkpoint has them. Nothing,
+    // and no piece held, says that the state is as `open` made it. May be NULL: there is nothing to remember.
+    int32_t (*save)(void *user, void *state, lw_pieces *pieces, const void **bytes, size_t *len);
+    // Takes up what `save` wrote, in a state that `open` has made, and the `count` pieces held then. May be NULL for an operator that
+    // holds and remembers nothing.
+    int32_t (*load)(void *user, void *state, const void *bytes, size_t len, const lw_piece *held, size_t count, lw_pieces *pieces);
+} lw_operator_table;
+
+// Sets `struct_size` and makes everything else empty. NULL is allowed.
+void lw_operator_table_init(lw_operator_table *table);
+
+// Hands on tokens `start .. start + length` of a piece, counted from its own first. In `push` and `flush`.
+LW_MUST_USE lw_status lw_pieces_emit(lw_pieces *pieces, uint64_t number, uint32_t start, uint32_t length);
+
+// Holds the piece that is pushed beyond this call: it stays, with its tokens, until it is released, and is part of what
+// is saved.
+LW_MUST_USE lw_status lw_pieces_hold(lw_pieces *pieces, uint64_t number);
+
+// Lets go of a piece that was held.
+LW_MUST_USE lw_status lw_pieces_release(lw_pieces *pieces, uint64_t number);
+
+// Describes a piece that is pushed or held; its tokens are valid until the call returns or releases it.
+LW_MUST_USE lw_status lw_pieces_get(const lw_pieces *pieces, uint64_t number, lw_piece *piece);
+
+/* ==== loader ========================================================================================================
+ *
+ * A rank's part of every global batch, in order: for one recipe the same rows in the same order, byte for byte, on
+ * any number of ranks, with any of the options below but `rank` and `ranks`, in one run or across any chain of saves
+ * and loads.
+ *
+ * Errors of data and of user functions stay: `lw_loader_next` returns them again until the loader is moved or loaded.
+ */
+
+// In `threads`: one a processor.
+#define LW_THREADS_ALL UINT32_MAX
+
+// As a number of steps: the stream does not end.
+#define LW_ENDLESS UINT64_MAX
+
+// A loader. All functions but `lw_loader_free` may be called by any number of threads at once: they take turns, and
+// get theirs while `lw_loader_next` waits.
+typedef struct lw_loader lw_loader;
 
 // Which rank it is, and what may change speed and memory but no byte. Fill it after `lw_loader_options_init`. What it
 // points to is read during `lw_loader_open` only.
@@ -1144,23 +1238,12 @@ typedef struct {
     lw_progress_fn progress;
     // Handed to `progress`.
     void *progress_user;
-} lw_loader_options;
-
-// A state that was saved: the bytes of `lw_loader_save`, or the JSON text of `lw_loader_save_json`, which may be
-// several ranks' merged.
-typedef struct {
-    // Its bytes.
-    const void *data;
+    // `operator_count` tables of operators between documents and rows, one for each name in the recipe's `functions` that
+    // no function has; as with `functions` otherwise.
+    const lw_operator_table *const *operators;
     // How many.
-    size_t len;
-} lw_state;
-
-// Sets `struct_size` and makes everything else empty. NULL is allowed.
-void lw_function_table_init(lw_function_table *table);
-
-// Appends `len` bytes of UTF-8 to the text that a map function makes. They are copied. On the thread of that call
-// only.
-LW_MUST_USE lw_status lw_text_append(lw_text *out, const char *text, size_t len);
+    size_t operator_count;
+} lw_loader_options;
 
 // Sets `struct_size` and the defaults. NULL is allowed.
 void lw_loader_options_init(lw_loader_options *options);
@@ -1176,22 +1259,6 @@ LW_MUST_USE lw_status lw_loader_open(const lw_recipe *recipe, const lw_loader_op
 // function failed, and the message names it. Also `LW_INTERRUPTED`, `LW_CLOSED`, `LW_FORKED`. A signal alone does not
 // end the wait: its handler calls `lw_loader_cancel`.
 LW_MUST_USE lw_status lw_loader_next(const lw_loader *loader, int64_t deadline, lw_batch **out);
-
-// Saves where the loader stands after the last batch that `lw_loader_next` returned: entries, by lane, for this
-// rank's lanes. Changes nothing. Writes it into `buffer`; `*len` becomes its number of bytes in any case; `capacity`
-// 0 only asks for it. Its size does not depend on how far the run has come.
-LW_MUST_USE lw_status lw_loader_save(const lw_loader *loader, void *buffer, size_t capacity, size_t *len);
-
-// The same as one JSON object, `{"meta": …, "lanes": {"17": "<base64>", …}}`, NUL-terminated. `meta` is the same on
-// all ranks, and each lane is one rank's: merging the ranks' objects key by key gives the state of the whole run.
-// `*len` becomes its length without the NUL.
-LW_MUST_USE lw_status lw_loader_save_json(const lw_loader *loader, char *buffer, size_t capacity, size_t *len);
-
-// Goes on from `count` states of one moment of one run, of any number of ranks, which together hold at least this
-// rank's lanes: `LW_NOT_FOUND` names the lane that is missing. What would give other rows (a changed recipe,
-// tokenizer or shard) is refused by its name (`LW_REFUSED`), and a damaged state is `LW_CORRUPT`; the loader then
-// stays where it was.
-LW_MUST_USE lw_status lw_loader_load(const lw_loader *loader, const lw_state *states, size_t count);
 
 // Goes to the start of a step, ahead or back. Quick where the tokens of every document were counted (a stream that
 // ends; `laneway index --tokens`); otherwise the rank's lanes are run up to there, which the log says. All ranks seek
@@ -1257,6 +1324,36 @@ void lw_loader_close(const lw_loader *loader);
 // Closes the loader and frees the handle; NULL is allowed. Not while another thread uses it. Batches, and DLPack
 // tensors of them, stay valid.
 void lw_loader_free(lw_loader *loader);
+
+/* ==== state =========================================================================================================
+ *
+ * Where a loader stands, saved and loaded: what makes a run go on, on any number of ranks.
+ */
+
+// A state that was saved: the bytes of `lw_loader_save`, or the JSON text of `lw_loader_save_json`, which may be
+// several ranks' merged.
+typedef struct {
+    // Its bytes.
+    const void *data;
+    // How many.
+    size_t len;
+} lw_state;
+
+// Saves where the loader stands after the last batch that `lw_loader_next` returned: entries, by lane, for this
+// rank's lanes. Changes nothing. Writes it into `buffer`; `*len` becomes its number of bytes in any case; `capacity`
+// 0 only asks for it. Its size does not depend on how far the run has come.
+LW_MUST_USE lw_status lw_loader_save(const lw_loader *loader, void *buffer, size_t capacity, size_t *len);
+
+// The same as one JSON object, `{"meta": …, "lanes": {"17": "<base64>", …}}`, NUL-terminated. `meta` is the same on
+// all ranks, and each lane is one rank's: merging the ranks' objects key by key gives the state of the whole run.
+// `*len` becomes its length without the NUL.
+LW_MUST_USE lw_status lw_loader_save_json(const lw_loader *loader, char *buffer, size_t capacity, size_t *len);
+
+// Goes on from `count` states of one moment of one run, of any number of ranks, which together hold at least this
+// rank's lanes: `LW_NOT_FOUND` names the lane that is missing. What would give other rows (a changed recipe,
+// tokenizer or shard) is refused by its name (`LW_REFUSED`), and a damaged state is `LW_CORRUPT`; the loader then
+// stays where it was.
+LW_MUST_USE lw_status lw_loader_load(const lw_loader *loader, const lw_state *states, size_t count);
 
 /* ==== metrics =======================================================================================================
  *

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "laneway/lanes.hpp"
+#include "laneway/node.hpp"
 #include "laneway/layout.hpp"
 
 namespace laneway {

@@ -4,13 +4,14 @@
 The wheel of torch on PyPI links against NVIDIA's libraries, 2.5 GB of wheels
 that a machine without a GPU has no use for. This script builds a stand-in for
 each library that is linked but absent: it exports the same versioned symbols,
-and every function in it returns 100, `cudaErrorNoDevice`. torch then imports
-and finds no device, which is the truth.
+and every function in it returns 100, `cudaErrorNoDevice`, or where it returns a
+text, words to that effect. torch then imports and finds no device, which is the
+truth, and what needs one is an error.
 
     torch_cpu_stubs.py TORCH_FOLDER      e.g. .venv/lib/python3.11/site-packages/torch
 
 It writes into TORCH_FOLDER/lib, lists what it wrote in STAND_INS.txt there, and
-never replaces a file. torch's own search path asks the `nvidia-*` wheels first,
+never replaces a file but its own. torch's own search path asks the `nvidia-*` wheels first,
 so installing those later puts the real libraries back in charge.
 Needs gcc, and nm and readelf from binutils. Use only on a torch of your own.
 """
@@ -23,6 +24,7 @@ from collections import defaultdict
 from pathlib import Path
 
 NO_DEVICE = 100  # cudaErrorNoDevice, which torch reads as "no GPU here"
+TEXT = re.compile(r"(?!cu[A-Z])\w+GetError(String|Name)")  # functions that return a text, which torch reads when another one failed
 NVIDIA_LIBRARY = re.compile(r"lib(cu|nv|nccl|cusparseLt)")
 # Symbols that torch imports without a version, so that no table says whose they are.
 NVIDIA_SYMBOL = re.compile(r"(nccl|cudnn|cu[A-Z]|cufile|cublas|cusparse|cusolver|cufft|nvrtc|nvJitLink|cupti|cuda|__cuda|nvshmem)")
@@ -66,7 +68,10 @@ class Links:
 
 def stand_in_source(symbols: set[str]) -> str:
     """C source of a library that answers "no device" to everything."""
-    return "".join(f"long {name}(void) {{ return {NO_DEVICE}; }}\n" for name in sorted(symbols)) or "typedef int empty;\n"
+    texts = {name for name in symbols if TEXT.fullmatch(name)}
+    lines = [f"long {name}(void) {{ return {NO_DEVICE}; }}\n" for name in sorted(symbols - texts)]
+    lines += [f'const char *{name}(void) {{ return "no CUDA device (CUDA\'s libraries are absent)"; }}\n' for name in sorted(texts)]
+    return "".join(lines) or "typedef int empty;\n"
 
 
 def version_script(symbols: dict[str, set[str]]) -> str:
@@ -93,7 +98,9 @@ def main() -> None:
     if len(sys.argv) != 2 or not Path(sys.argv[1], "lib").is_dir():
         sys.exit(f"usage: {sys.argv[0]} TORCH_FOLDER (the folder that holds torch's __init__.py and lib/)")
     lib = Path(sys.argv[1], "lib")
-    objects = sorted(path for path in lib.iterdir() if ".so" in path.suffixes)
+    written = lib / "STAND_INS.txt"
+    mine = set(written.read_text().split()) if written.exists() else set()
+    objects = sorted(path for path in lib.iterdir() if ".so" in path.suffixes and path.name not in mine)
     links = Links(objects)
     present = {path.name for path in objects}
     missing = sorted(name for name in links.needed - present if NVIDIA_LIBRARY.match(name))
@@ -113,7 +120,7 @@ def main() -> None:
     # Unversioned symbols are found whichever library has them: the first one takes all.
     for position, library in enumerate(missing):
         build(lib / library, versioned[library], plain if position == 0 else set())
-    (lib / "STAND_INS.txt").write_text("".join(name + "\n" for name in missing))
+    written.write_text("".join(name + "\n" for name in missing))
     print(f"built {len(missing)} stand-ins for absent CUDA libraries in {lib}: CPU use only")
 
 

@@ -29,6 +29,9 @@
 //! max_length = 2048                # tokens of a row
 //! algorithm = "wrap"               # wrap | first_fit | best_fit | best_fit_wrap | none
 //! num_bins = 64                    # open rows of first_fit and best_fit
+//! max_sequences_per_bin = 8        # documents, or parts of them, of a row; unless given: any number
+//! min_sequence_length = 1          # with first_fit and best_fit: a row with less room than that is full
+//! flush_strategy = "fifo"          # fifo | fullest: which open row goes when none has room and num_bins are open
 //! candidate_pool_size = 64         # documents that best_fit_wrap chooses from
 //! pad_token_id = 0                 # unless given: the tokenizer's, else its end of text, else 0
 //! homogeneity = "none"             # none | group | full: which datasets may share a row
@@ -129,6 +132,16 @@ words! {
         BestFitWrap = "best_fit_wrap",
         /// One document a row.
         None = "none",
+    }
+}
+
+words! {
+    /// Which open row of the fit algorithms goes when a document fits none and no more may be opened.
+    FlushStrategy ("flush_strategy") {
+        /// The oldest.
+        Fifo = "fifo",
+        /// The one with the least room; of equals the oldest.
+        Fullest = "fullest",
     }
 }
 
@@ -244,6 +257,12 @@ pub struct PackRecipe {
     pub algorithm: Algorithm,
     /// Open rows of the fit algorithms.
     pub num_bins: u32,
+    /// Pieces of documents in a row, at most; `None`: any number.
+    pub max_sequences_per_bin: Option<u32>,
+    /// A row of the fit algorithms with less room than this is full.
+    pub min_sequence_length: u32,
+    /// Which open row of the fit algorithms goes first.
+    pub flush_strategy: FlushStrategy,
     /// Documents that `best_fit_wrap` chooses from.
     pub candidate_pool_size: u32,
     /// What rows are filled up with.
@@ -265,6 +284,9 @@ impl PackRecipe {
             max_length,
             algorithm: Algorithm::Wrap,
             num_bins: 64,
+            max_sequences_per_bin: None,
+            min_sequence_length: 1,
+            flush_strategy: FlushStrategy::Fifo,
             candidate_pool_size: 64,
             pad_token_id: None,
             homogeneity: Homogeneity::None,
@@ -408,6 +430,22 @@ impl Recipe {
         {
             if value < least || value > 1 << 30 {
                 return Err(Error::invalid(format!("pack.{field} is {value}; it must be from {least} to {}", 1 << 30)));
+            }
+        }
+        if pack.max_sequences_per_bin == Some(0) {
+            return Err(Error::invalid("pack.max_sequences_per_bin is 0; it must be 1 or above, or not be given"));
+        }
+        if pack.min_sequence_length == 0 || pack.min_sequence_length > pack.max_length {
+            let (least, most) = (pack.min_sequence_length, pack.max_length);
+            return Err(Error::invalid(format!("pack.min_sequence_length is {least}; it must be from 1 to max_length, which is {most}")));
+        }
+        let fits = matches!(pack.algorithm, Algorithm::FirstFit | Algorithm::BestFit);
+        for (field, set) in [("min_sequence_length", pack.min_sequence_length != 1), ("flush_strategy", pack.flush_strategy != FlushStrategy::Fifo)] {
+            if set && !fits {
+                return Err(Error::invalid(format!(
+                    "pack.{field} belongs to first_fit and best_fit, not to {}; leave it out",
+                    pack.algorithm.name()
+                )));
             }
         }
         self.check_groups()?;

@@ -195,3 +195,25 @@ fn mistakes_are_named_with_what_would_be_right() {
         assert!(fine(&dir, &["--help"]).contains(&format!("  {command} ")));
     }
 }
+
+#[test]
+fn a_tokenizer_may_be_named_by_the_id_that_the_hub_cache_knows() {
+    let dir = house(|r| r.replace("path = \"tokenizer.json\"", "path = \"owner/bytes\""));
+    let hashes = |recipe: &str, hub: &str| {
+        let mut command = Command::new(built::program());
+        command.args(["verify", recipe, "--ranks", "1", "--steps", "3", "--all"]).current_dir(dir.path());
+        let out = command.env("LANEWAY_CACHE", dir.path().join("cache")).env("HF_HOME", dir.path().join(hub)).output().unwrap();
+        (out.status.success(), String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap())
+    };
+    let model = dir.path().join("hf/hub/models--owner--bytes");
+    fs::create_dir_all(model.join("snapshots/0123abc")).unwrap();
+    fs::create_dir_all(model.join("refs")).unwrap();
+    fs::write(model.join("refs/main"), "0123abc").unwrap();
+    fs::copy(dir.path().join("tokenizer.json"), model.join("snapshots/0123abc/tokenizer.json")).unwrap();
+    fs::write(dir.path().join("by_path.toml"), RECIPE).unwrap();
+    let by_id = hashes("recipe.toml", "hf");
+    assert!(by_id.0 && by_id.1.contains("PASS"), "{}{}", by_id.1, by_id.2);
+    assert_eq!(by_id.1, hashes("by_path.toml", "hf").1);
+    let (found, _, said) = hashes("recipe.toml", "elsewhere");
+    assert!(!found && said.contains("'owner/bytes' is neither a file or folder nor in the hub cache") && said.contains("path = \""), "{said}");
+}

@@ -6,7 +6,10 @@ use std::path::Path;
 use std::{env, fs};
 
 /// The nouns in reading order: each file's section may use the types of those before it.
-const NOUNS: [&str; 13] = ["status", "version", "log", "layout", "medium", "broker", "student", "worker", "dataset", "recipe", "batch", "loader", "metrics"];
+const NOUNS: [&str; 16] = [
+    "status", "version", "log", "layout", "medium", "broker", "student", "worker", "dataset", "recipe", "batch", "function", "operator", "loader",
+    "state", "metrics",
+];
 
 const TOP: &str = include_str!("header/top.h");
 const BOTTOM: &str = "\n#ifdef __cplusplus\n}\n#endif\n\n#endif /* LANEWAY_H */\n";

@@ -3,6 +3,12 @@
 
 #[path = "common/mod.rs"]
 mod common;
+#[path = "lanes_common/mod.rs"]
+mod lanes_common;
+#[path = "kills/node.rs"]
+mod node;
+#[path = "node_common/mod.rs"]
+mod node_common;
 #[path = "peer/mod.rs"]
 mod peer;
 

@@ -7,7 +7,7 @@ use common::*;
 use laneway::base::{Error, Result, Status};
 use laneway::exchange::student::{Student, StudentOptions};
 use laneway::exchange::worker::{Worker, WorkerOptions};
-use laneway::medium::{Attach, MappedMedium, Medium, MediumChoice};
+use laneway::medium::{Attach, MappedMedium, Medium, MediumChoice, Place};
 use laneway::os::clock;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -121,7 +121,6 @@ impl Attach for AttachRenamed {
     }
 }
 
-const WORDS: u64 = 700;
 const STRIDE: usize = 8192;
 
 fn plain_file(room: &Room, slots: u32, broken: Arc<AtomicBool>) -> MediumChoice {
@@ -138,33 +137,9 @@ fn any_worker(room: &Room, batch_size: u32) -> Worker {
     Worker::open(options, patience()).unwrap()
 }
 
-/// The promises that every medium keeps.
+/// [`common::suite`] with workers that know every medium of this file.
 fn suite(room: &Room, medium: MediumChoice, has_memory: bool) {
-    let _broker = room.broker();
-    let student = student(room, WORDS, |o| {
-        (o.slot_count, o.prefetch, o.max_batch) = (6, 5, 3);
-        o.medium = medium;
-    });
-    let workers = [any_worker(room, 3), any_worker(room, 1)];
-    std::thread::scope(|s| {
-        workers.iter().for_each(|w| {
-            s.spawn(|| serve(w));
-        });
-        student.set_model(model("a"), patience()).unwrap();
-        (0..300).for_each(|step| assert_eq!((next(&student).step, student.generation()), (step, 1)));
-        student.set_model(model("b"), patience()).unwrap();
-        let mut held = Vec::new();
-        while held.len() < 20 {
-            student.next(20 - held.len(), &mut held, patience()).unwrap();
-        }
-        assert!(held.iter().zip(300..).all(|(sample, step)| (sample.step, sample.generation) == (step, 2)));
-        held.iter().for_each(verify);
-        assert_eq!(student.stats().held, if has_memory { 5 } else { 0 }, "views need memory");
-        let refs: Vec<(u32, u64)> = held.iter().map(|h| (h.slot, h.serial)).collect();
-        student.release(&refs).unwrap();
-        assert_eq!(next(&student).step, 320);
-        workers.iter().for_each(Worker::stop);
-    });
+    common::suite(room, medium, |batch_size| any_worker(room, batch_size), has_memory);
 }
 
 #[test]
@@ -263,4 +238,41 @@ fn a_file_that_exists_is_not_overwritten() {
     let e = Student::open(options, patience()).err().unwrap();
     assert!(e.message.contains("precious") && e.message.contains("exists"), "{e}");
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "data");
+}
+
+/// With a stand-in driver, `tests/standin_cuda` shows the rest; here is none, unless this machine has a GPU.
+#[test]
+fn cuda_where_there_is_none_is_an_error_that_says_so_or_shared_memory_as_chosen() {
+    if std::fs::exists("/dev/nvidiactl").unwrap() {
+        eprintln!("this machine has an NVIDIA driver: what happens without one is not tested here");
+        return;
+    }
+    let room = Room::new();
+    let open = |medium| {
+        let mut options = StudentOptions::new(room.endpoints.clone(), client(0), layout(WORDS));
+        options.medium = medium;
+        Student::open(options, patience())
+    };
+    for (medium, name) in [
+        (MediumChoice::Cuda { device: 0, fallback: false }, "medium 'cuda'"),
+        (MediumChoice::Pinned { device: 0, fallback: false }, "page-locked"),
+    ] {
+        let e = open(medium).err().unwrap();
+        assert_eq!(e.status, Status::Unsupported);
+        assert!(e.message.contains(name) && e.message.contains("CUDA is not to be had here") && e.message.contains("libcuda.so.1"), "{e}");
+    }
+    suite(&room, MediumChoice::Cuda { device: 0, fallback: true }, true);
+    let _broker = room.broker();
+    let student = student(&room, WORDS, |o| o.medium = MediumChoice::Pinned { device: 0, fallback: true });
+    assert_eq!(student.place(), Place::Host);
+    let worker = any_worker(&room, 1);
+    std::thread::scope(|s| {
+        s.spawn(|| serve(&worker));
+        student.set_model(model("m"), patience()).unwrap();
+        let mut out = Vec::new();
+        student.next(1, &mut out, patience()).unwrap();
+        let e = student.release_on(&[(out[0].slot, out[0].serial)], laneway::medium::Stream(1)).unwrap_err();
+        assert!(e.status == Status::Unsupported && e.message.contains("host memory"), "{e}");
+        worker.stop();
+    });
 }

@@ -32,7 +32,9 @@ fn names_are_unique_and_say_their_unit_as_prometheus_wants_it() {
 
 #[test]
 fn nothing_is_counted_without_a_name() {
-    let keys = |json: String| -> BTreeSet<String> { serde_json::from_str::<serde_json::Map<_, _>>(&json).unwrap().into_iter().map(|(key, _)| key).collect() };
+    let keys = |json: String| -> BTreeSet<String> {
+        serde_json::from_str::<serde_json::Map<_, _>>(&json).unwrap().into_iter().map(|(key, _)| key).collect()
+    };
     let named = |noun: Noun| -> BTreeSet<String> { METRICS.iter().filter(|m| m.noun == noun).map(|m| m.key.to_owned()).collect() };
     assert_eq!(keys(StudentStats::default().to_json()), named(Noun::Student));
     assert_eq!(keys(WorkerStats::default().to_json()), named(Noun::Worker));

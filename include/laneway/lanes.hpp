@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -190,14 +191,65 @@ struct Function {
   std::function<bool(std::string_view)> filter;
 };
 
+// The pieces that an operator holds in a lane, and what it hands on; for use during a call, on its thread.
+class Pieces {
+ public:
+  explicit Pieces(lw_pieces* handle) noexcept : handle_(handle) {}
+  // Hands on tokens start … start + length of a piece.
+  void emit(std::uint64_t number, std::uint32_t start, std::uint32_t length) const { check(lw_pieces_emit(handle_, number, start, length)); }
+  void emit(const lw_piece& piece) const { emit(piece.number, 0, piece.length); }
+  void hold(const lw_piece& piece) const { check(lw_pieces_hold(handle_, piece.number)); }
+  void release(std::uint64_t number) const { check(lw_pieces_release(handle_, number)); }
+  // A piece that is held; its tokens are valid until the call returns or releases it.
+  lw_piece get(std::uint64_t number) const {
+    lw_piece piece;
+    check(lw_pieces_get(handle_, number, &piece));
+    return piece;
+  }
+
+ private:
+  lw_pieces* handle_;
+};
+
+// One lane's state of an operator. What a function throws fails the row that needed it, with its text.
+class LaneOperator {
+ public:
+  virtual ~LaneOperator() = default;
+  // Takes a piece, which is dropped unless it is handed on or held.
+  virtual void push(const lw_piece& piece, Pieces& pieces) = 0;
+  // The lane's stream ends: hands on what is still to go.
+  virtual void flush(Pieces&) {}
+  // What is remembered beside the pieces held; nothing, and no piece held: as at the beginning.
+  virtual std::string save(Pieces&) { return {}; }
+  // Takes up what `save` wrote, and the pieces held then, which have no tokens yet.
+  virtual void load(std::string_view, const std::vector<lw_piece>&, Pieces&) {}
+};
+
+// An operator between documents and rows, by its name in the recipe; `open` makes the state of a lane.
+struct Operator {
+  std::string name;
+  std::function<std::unique_ptr<LaneOperator>(std::uint32_t lane)> open;
+};
+
 // A rank's part of every global batch, in order.
 class Loader {
  public:
   // `set` changes the options after their defaults are set.
   template <class Set = detail::Nothing> explicit Loader(const RecipeRef& recipe, Set set = {}) : Loader(recipe, std::vector<Function>{}, set) {}
   // With the functions that the recipe names, in any order.
-  template <class Set = detail::Nothing> Loader(const RecipeRef& recipe, std::vector<Function> functions, Set set = {}) {
+  template <class Set = detail::Nothing>
+  Loader(const RecipeRef& recipe, std::vector<Function> functions, Set set = {}) : Loader(recipe, std::move(functions), std::vector<Operator>{}, set) {}
+  // And the operators, whose names stand behind theirs.
+  template <class Set = detail::Nothing> Loader(const RecipeRef& recipe, std::vector<Function> functions, std::vector<Operator> operators, Set set = {}) {
     check_abi();
+    std::vector<std::unique_ptr<Operator>> operating;
+    std::vector<lw_operator_table> operator_tables(operators.size());
+    std::vector<const lw_operator_table*> given_operators;
+    for (std::size_t i = 0; i < operator_tables.size(); ++i) {
+      operating.push_back(std::make_unique<Operator>(std::move(operators[i])));
+      operator_tables[i] = table(*operating[i]);
+      given_operators.push_back(&operator_tables[i]);
+    }
     std::vector<std::unique_ptr<Function>> owned;
     std::vector<lw_function_table> tables(functions.size());
     std::vector<const lw_function_table*> given;
@@ -212,12 +264,17 @@ class Loader {
     lw_loader_options options;
     lw_loader_options_init(&options);
     options.functions = given.data(), options.function_count = given.size();
+    options.operators = given_operators.data(), options.operator_count = given_operators.size();
     set(options);
     lw_loader* handle = nullptr;
     check(lw_loader_open(recipe.get(), &options, &handle));
     handle_.reset(handle);
     for (auto& function : owned) function.release();  // the loader's, from now on
+    for (auto& one : operating) one.release();
   }
+
+  // Owns a handle that the library gave.
+  explicit Loader(lw_loader* handle) noexcept : handle_(handle) {}
 
   // The next batch, nothing after the last. Throws LW_TIMEOUT if the deadline passed first: call again.
   std::optional<Batch> next(Deadline deadline = never) const {
@@ -303,6 +360,58 @@ class Loader {
   }
   static std::int32_t filter(void* function, const char* text, std::size_t length) {
     return guarded([&] { return static_cast<Function*>(function)->filter(std::string_view(text, length)) ? 1 : 0; });
+  }
+
+  // A lane's state, and the bytes of its last save.
+  struct Lane {
+    std::unique_ptr<LaneOperator> made;
+    std::string saved;
+  };
+  static Lane& lane(void* state) { return *static_cast<Lane*>(state); }
+  static lw_operator_table table(Operator& of) {
+    lw_operator_table table;
+    lw_operator_table_init(&table);
+    table.user = &of, table.name = of.name.c_str();
+    table.drop = [](void* user) { delete static_cast<Operator*>(user); };
+    table.open = [](void* user, std::uint32_t number, void** state) {
+      return guarded([&] {
+        auto made = static_cast<Operator*>(user)->open(number);
+        if (!made) throw std::logic_error("open made no state");
+        *state = new Lane{std::move(made), {}};
+        return 0;
+      });
+    };
+    table.close = [](void*, void* state) { delete static_cast<Lane*>(state); };
+    table.push = [](void*, void* state, const lw_piece* piece, lw_pieces* handle) {
+      return guarded([&] {
+        Pieces pieces(handle);
+        lane(state).made->push(*piece, pieces);
+        return 0;
+      });
+    };
+    table.flush = [](void*, void* state, lw_pieces* handle) {
+      return guarded([&] {
+        Pieces pieces(handle);
+        lane(state).made->flush(pieces);
+        return 0;
+      });
+    };
+    table.save = [](void*, void* state, lw_pieces* handle, const void** bytes, std::size_t* length) {
+      return guarded([&] {
+        Pieces pieces(handle);
+        std::string& saved = lane(state).saved = lane(state).made->save(pieces);
+        *bytes = saved.data(), *length = saved.size();
+        return 0;
+      });
+    };
+    table.load = [](void*, void* state, const void* bytes, std::size_t length, const lw_piece* held, std::size_t count, lw_pieces* handle) {
+      return guarded([&] {
+        Pieces pieces(handle);
+        lane(state).made->load({static_cast<const char*>(bytes), length}, std::vector<lw_piece>(held, held + count), pieces);
+        return 0;
+      });
+    };
+    return table;
   }
   std::unique_ptr<lw_loader, detail::Freed<lw_loader, lw_loader_free>> handle_;
 };

@@ -48,6 +48,36 @@ pub enum Status {
     Data = 1020,
 }
 
+impl Status {
+    const ALL: [Status; 20] = [
+        Status::InvalidArgument,
+        Status::Timeout,
+        Status::Interrupted,
+        Status::Forked,
+        Status::PeerDead,
+        Status::Closed,
+        Status::Panic,
+        Status::AbiMismatch,
+        Status::NoMemory,
+        Status::Io,
+        Status::Refused,
+        Status::LayoutMismatch,
+        Status::TaskFailed,
+        Status::Corrupt,
+        Status::Unsupported,
+        Status::InUse,
+        Status::NotLeader,
+        Status::Stale,
+        Status::NotFound,
+        Status::Data,
+    ];
+
+    /// The status of a number that another process sent; one that this version does not know is [`Status::Refused`].
+    pub fn of(number: i32) -> Status {
+        Status::ALL.into_iter().find(|s| *s as i32 == number).unwrap_or(Status::Refused)
+    }
+}
+
 /// An error: a [`Status`] to test and a message that says what was wrong, where, what was expected and what to do.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Error {

@@ -18,6 +18,20 @@ pub(super) fn out<T>(pointer: *mut T, name: &str) -> Result<*mut T> {
     if pointer.is_null() { Err(null(name)) } else { Ok(pointer) }
 }
 
+/// The `len` elements at `pointer`, to be written; NULL is allowed when `len` is 0.
+///
+/// # Safety
+/// Unless NULL, `pointer` points to `len` valid `T`s that nobody else reads or writes during `'a`.
+pub(super) unsafe fn slice_mut<'a, T>(pointer: *mut T, len: usize, name: &str) -> Result<&'a mut [T]> {
+    // SAFETY: the caller's promise, which is a stronger one.
+    unsafe { slice(pointer, len, name) }?;
+    if len == 0 {
+        return Ok(&mut []);
+    }
+    // SAFETY: checked above to be neither NULL, nor unaligned, nor too long; the caller promises the rest.
+    Ok(unsafe { std::slice::from_raw_parts_mut(pointer, len) })
+}
+
 /// The `len` elements at `pointer`; NULL is allowed when `len` is 0.
 ///
 /// # Safety

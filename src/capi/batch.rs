@@ -18,6 +18,7 @@ use super::dlpack::{self, DLManagedTensorVersioned};
 use super::guard::{guard, guard_or};
 use super::home::Home;
 use super::layout::{lw_device, lw_tensor};
+use super::opened::Opened;
 use super::status::lw_status;
 use crate::base::{DType, Error, Result, Status};
 use crate::data::Dataset;
@@ -94,7 +95,7 @@ pub struct lw_batch {
     batch: ManuallyDrop<Batch>,
     matrix: [i64; 2],
     seqlens: OnceLock<[i64; 1]>,
-    datasets: Arc<[Dataset]>,
+    opened: Arc<Opened>,
     /// Rows of each lane at the step, and before it.
     each: u64,
     before: u64,
@@ -103,10 +104,10 @@ pub struct lw_batch {
 
 impl lw_batch {
     /// A handle with one reference.
-    pub(super) fn hand_out(batch: Batch, schedule: &BatchSchedule, datasets: Arc<[Dataset]>) -> *mut lw_batch {
-        let matrix = [batch.rows().len() as i64, batch.length() as i64];
+    pub(super) fn hand_out(batch: Batch, schedule: &BatchSchedule, opened: Arc<Opened>) -> *mut lw_batch {
+        let matrix = [batch.num_rows() as i64, batch.length() as i64];
         let (each, before) = (schedule.rows_at(batch.step()), schedule.rows_before(batch.step()));
-        let handle = lw_batch { batch: ManuallyDrop::new(batch), matrix, seqlens: OnceLock::new(), datasets, each, before, home: Home::here() };
+        let handle = lw_batch { batch: ManuallyDrop::new(batch), matrix, seqlens: OnceLock::new(), opened, each, before, home: Home::here() };
         Arc::into_raw(Arc::new(handle)).cast_mut()
     }
 
@@ -147,7 +148,7 @@ impl lw_batch {
             microbatches: batch.microbatches(),
             rows: self.matrix[0] as u64,
             row_length: self.matrix[1] as u64,
-            segments: batch.rows().iter().map(|r| r.pieces.len() as u64).sum(),
+            segments: batch.num_segments(),
             num_tokens: batch.num_tokens(),
             num_valid_tokens: batch.num_valid_tokens(),
             max_seqlen: i64::from(batch.max_seqlen()),
@@ -162,12 +163,13 @@ impl lw_batch {
         })
     }
 
-    fn segments(&self) -> impl Iterator<Item = lw_segment> {
-        self.batch.rows().iter().enumerate().flat_map(move |(row, r)| {
+    fn segments(&self) -> Result<impl Iterator<Item = lw_segment>> {
+        let datasets = self.opened.shared()?;
+        Ok(self.batch.rows().iter().enumerate().flat_map(move |(row, r)| {
             let mut offset = 0;
             r.pieces.iter().map(move |piece| {
                 let source = usize::from(piece.source);
-                let shard = self.datasets.get(source).map_or(0, |d| shard_of(d, piece.document));
+                let shard = datasets.get(source).map_or(0, |d| shard_of(d, piece.document));
                 let segment = lw_segment {
                     document: piece.document,
                     dataset: source as u32,
@@ -180,7 +182,7 @@ impl lw_batch {
                 offset += piece.len;
                 segment
             })
-        })
+        }))
     }
 }
 
@@ -289,7 +291,7 @@ pub unsafe extern "C" fn lw_batch_rows(batch: *const lw_batch, rows: *mut lw_row
         let batch = unsafe { arg::object(batch, "batch") }?;
         batch.home.check("batch")?;
         // SAFETY: the caller promises room for `capacity` rows.
-        unsafe { arg::put_items(batch.batch.rows().len(), batch.rows(), rows, capacity, count, "rows") }
+        unsafe { arg::put_items(batch.batch.num_rows(), batch.rows(), rows, capacity, count, "rows") }
     })
 }
 
@@ -303,9 +305,9 @@ pub unsafe extern "C" fn lw_batch_segments(batch: *const lw_batch, segments: *mu
         // SAFETY: the caller promises a batch of which it holds a reference.
         let batch = unsafe { arg::object(batch, "batch") }?;
         batch.home.check("batch")?;
-        let n = batch.batch.rows().iter().map(|r| r.pieces.len()).sum();
+        let n = batch.batch.num_segments() as usize;
         // SAFETY: the caller promises room for `capacity` segments.
-        unsafe { arg::put_items(n, batch.segments(), segments, capacity, count, "segments") }
+        unsafe { arg::put_items(n, batch.segments()?, segments, capacity, count, "segments") }
     })
 }
 

@@ -71,8 +71,8 @@ fn refused(who: &str, slot: Option<u32>, code: i32) -> Error {
 unsafe fn kind_of(kind: *const std::ffi::c_char) -> Result<String> {
     // SAFETY: the caller's promise.
     let kind = unsafe { arg::c_string(kind, "kind") }?.ok_or_else(|| arg::null("kind"))?;
-    if kind.is_empty() || kind.len() > 31 || matches!(kind, "shm" | "file") {
-        return Err(Error::invalid(format!("kind is '{kind}'; expected 1 to 31 bytes, and not 'shm' or 'file', which are built in")));
+    if kind.is_empty() || kind.len() > 31 || matches!(kind, "shm" | "file" | "cuda") {
+        return Err(Error::invalid(format!("kind is '{kind}'; expected 1 to 31 bytes, and not 'shm', 'file' or 'cuda', which are built in")));
     }
     Ok(kind.to_owned())
 }

@@ -2,6 +2,7 @@
 //! take without a copy.
 
 use crate::base::{DType, Error, Result};
+use crate::medium::Place;
 use std::ffi::c_void;
 
 #[repr(C)]
@@ -46,8 +47,24 @@ pub struct DLManagedTensorVersioned {
 
 /// `DLPACK_FLAG_BITMASK_READ_ONLY`.
 const READ_ONLY: u64 = 1;
-/// `kDLCPU`.
+/// `kDLCPU` and `kDLCUDA`.
 const CPU: i32 = 1;
+const CUDA: i32 = 2;
+
+/// Whether who takes the tensor may write to it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    Read,
+    Write,
+}
+
+/// A place's `DLDeviceType` and device number.
+pub(super) fn device(place: Place) -> (i32, i32) {
+    match place {
+        Place::Host => (CPU, 0),
+        Place::Cuda(ordinal) => (CUDA, ordinal),
+    }
+}
 
 /// The tensor together with what it points to, at one address until its deleter runs.
 struct Exported {
@@ -57,18 +74,31 @@ struct Exported {
     _hold: Box<dyn Send>,
 }
 
-/// A tensor of `shape` at `data` that keeps `hold` until its deleter is called.
+/// A tensor in host memory, as [`export_at`], not to be written.
 pub(super) fn export(hold: Box<dyn Send>, data: *mut c_void, shape: &[i64], dtype: i32) -> Result<*mut DLManagedTensorVersioned> {
+    export_at(hold, data, shape, dtype, Place::Host, Access::Read)
+}
+
+/// A tensor of `shape` at `data` that keeps `hold` until its deleter is called. Its bytes are there: who takes it need not wait for any stream.
+pub(super) fn export_at(
+    hold: Box<dyn Send>,
+    data: *mut c_void,
+    shape: &[i64],
+    dtype: i32,
+    place: Place,
+    access: Access,
+) -> Result<*mut DLManagedTensorVersioned> {
+    let (device_type, device_id) = device(place);
     let dtype = data_type(dtype).ok_or_else(|| Error::invalid(format!("dtype {dtype} is not one of lw_dtype")))?;
     let exported = Box::into_raw(Box::new(Exported {
         tensor: DLManagedTensorVersioned {
             version: DLPackVersion { major: 1, minor: 0 },
             manager_ctx: std::ptr::null_mut(),
             deleter: Some(delete),
-            flags: READ_ONLY,
+            flags: if access == Access::Read { READ_ONLY } else { 0 },
             dl_tensor: DLTensor {
                 data,
-                device: DLDevice { device_type: CPU, device_id: 0 },
+                device: DLDevice { device_type, device_id },
                 ndim: shape.len() as i32,
                 dtype,
                 shape: std::ptr::null_mut(),

@@ -6,10 +6,11 @@
 //! row-major in its true shape; the rest of its place is zero. Behind the last tensor, at a multiple of 64 bytes, lie the true shapes of
 //! the ragged tensors in order: `ndim` little-endian `int64_t` each.
 
-use super::arg;
 use super::guard::{guard, guard_or};
 use super::status::lw_status;
+use super::{arg, dlpack};
 use crate::base::{DType, Dim, Error, Layout, MAX_RANK, Result, Shape, Status, TensorSpec};
+use crate::medium::Place;
 use std::ffi::{CString, c_char, c_void};
 use std::ptr;
 use std::sync::Arc;
@@ -46,6 +47,8 @@ pub enum lw_dtype {
 pub enum lw_device {
     /// Memory that this process can read and write.
     LW_DEVICE_CPU = 1,
+    /// Memory of a CUDA device: its address is for the device and its driver only.
+    LW_DEVICE_CUDA = 2,
 }
 
 /// What a tensor is. Everything it points to is the caller's and is copied by whoever takes one.
@@ -80,8 +83,16 @@ pub struct lw_tensor {
     pub dtype: i32,
     /// One of `lw_device`.
     pub device_type: i32,
-    /// 0 for the CPU.
+    /// 0 for the CPU; the CUDA device's number in this process.
     pub device_id: i32,
+}
+
+impl lw_tensor {
+    /// Says where the tensor's data is.
+    pub(super) fn placed(mut self, place: Place) -> lw_tensor {
+        (self.device_type, self.device_id) = dlpack::device(place);
+        self
+    }
 }
 
 /// The layout of a sample. Never changes after it was made, so any number of threads may use it at once.
@@ -121,7 +132,7 @@ impl lw_layout {
     /// within the sample, or if the sample's shapes are wrong (`status` says what that is).
     ///
     /// # Safety
-    /// `base` is NULL and the tensor has no bytes, or `len` bytes can be read there.
+    /// If the layout is ragged, `len` bytes can be read at `base`. (Otherwise it is only counted from, and may be NULL, or on a device.)
     pub(super) unsafe fn view(&self, i: usize, base: *mut u8, len: usize, status: Status) -> Result<lw_tensor> {
         let (mut tensor, offset) = self.describe(i)?;
         let spec = &self.layout.specs()[i];
@@ -130,7 +141,7 @@ impl lw_layout {
             return Err(Error::invalid(format!("tensor '{}' ends at byte {end}, but the sample has {len} bytes", spec.name)));
         }
         if let Some(at) = self.layout.shape_at(i) {
-            // SAFETY: the caller's promise; `base` is not NULL, for the shapes are bytes of the sample.
+            // SAFETY: the caller's promise, for this tensor is ragged.
             let sample = unsafe { std::slice::from_raw_parts(base, len) };
             let shape = self.layout.shape(sample, i).map_err(|e| Error::new(status, e.message))?;
             tensor.nbytes = spec.nbytes_of(&shape) as u64;

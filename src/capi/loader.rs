@@ -7,16 +7,17 @@
 use super::arg::{self, Sized_};
 use super::batch::lw_batch;
 use super::dataset::{lw_dataset, lw_progress_fn, progress};
-use super::functions::functions;
-use super::guard::{guard, guard_or};
+use super::function::{functions, lw_function_table};
+use super::guard::{guard, guard_or, set_message};
 use super::home::Home;
+use super::opened::Opened;
+use super::operator::{lw_operator_table, operators};
 use super::recipe::lw_recipe;
 use super::status::lw_status;
 use crate::base::{Error, Result, Status, Stop};
-use crate::data::Dataset;
-use crate::loader::{Loader, Options, Progress, ProgressFn};
+use crate::loader::{AnyLoader, Loader, Options, Progress, ProgressFn};
 use crate::os::clock;
-use crate::pipeline::{Batch, Checkpoint};
+use crate::pipeline::Batch;
 use crate::plan::BatchSchedule;
 use std::ffi::{c_char, c_void};
 use std::path::PathBuf;
@@ -30,48 +31,6 @@ pub const LW_THREADS_ALL: u32 = u32::MAX;
 
 /// As a number of steps: the stream does not end.
 pub const LW_ENDLESS: u64 = u64::MAX;
-
-/// The text that a map function makes; it exists during the call.
-pub struct lw_text {
-    pub(super) text: String,
-}
-
-/// A function of the user's on a document's text, before it becomes tokens: a `map` or a `filter`. Fill it after
-/// `lw_function_table_init`.
-///
-/// Functions run on any thread, on several at once, in any order, and again after a load: they must be pure, giving
-/// the same for the same text. `text` is `len` bytes of UTF-8 without a NUL behind, valid during the call. One that
-/// fails may say why with `lw_set_last_error`; the run fails at the row that needs the document. They must not throw,
-/// or call functions of a loader.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct lw_function_table {
-    /// `sizeof(lw_function_table)`.
-    pub struct_size: usize,
-    /// Handed to the function.
-    pub user: *mut c_void,
-    /// Called once when the function is no longer used, on any thread. May be NULL.
-    pub drop: Option<unsafe extern "C" fn(user: *mut c_void)>,
-    /// As in the recipe's list `functions`, NUL-terminated UTF-8: a name with a version, "clean 2" say, that its
-    /// author changes whenever it would do anything else than before. Copied.
-    pub name: *const c_char,
-    /// Appends the new text to `out`, which is empty, with `lw_text_append`. Returns 0 for success and anything else
-    /// for failure.
-    pub map: Option<unsafe extern "C" fn(user: *mut c_void, text: *const c_char, len: usize, out: *mut lw_text) -> i32>,
-    /// Returns 1 if the document is kept, 0 if it is left out, and anything else for failure.
-    pub filter: Option<unsafe extern "C" fn(user: *mut c_void, text: *const c_char, len: usize) -> i32>,
-}
-
-/// A table without a function.
-pub(super) const fn no_function() -> lw_function_table {
-    lw_function_table { struct_size: size_of::<lw_function_table>(), user: ptr::null_mut(), drop: None, name: ptr::null(), map: None, filter: None }
-}
-
-// SAFETY: `repr(C)`, begins with a `usize`, without padding, and every field is a raw pointer or a function that may be NULL.
-unsafe impl Sized_ for lw_function_table {
-    const NAME: &'static str = "lw_function_table";
-    const LEAST: usize = 48;
-}
 
 /// Which rank it is, and what may change speed and memory but no byte. Fill it after `lw_loader_options_init`. What it
 /// points to is read during `lw_loader_open` only.
@@ -115,9 +74,14 @@ pub struct lw_loader_options {
     pub progress: lw_progress_fn,
     /// Handed to `progress`.
     pub progress_user: *mut c_void,
+    /// `operator_count` tables of operators between documents and rows, one for each name in the recipe's `functions` that
+    /// no function has; as with `functions` otherwise.
+    pub operators: *const *const lw_operator_table,
+    /// How many.
+    pub operator_count: usize,
 }
 
-const DEFAULTS: lw_loader_options = lw_loader_options {
+pub(super) const DEFAULTS: lw_loader_options = lw_loader_options {
     struct_size: size_of::<lw_loader_options>(),
     rank: 0,
     ranks: 1,
@@ -132,6 +96,8 @@ const DEFAULTS: lw_loader_options = lw_loader_options {
     function_count: 0,
     progress: None,
     progress_user: ptr::null_mut(),
+    operators: ptr::null(),
+    operator_count: 0,
 };
 
 // SAFETY: `repr(C)`, begins with a `usize`, without padding, and every field is an integer, a raw pointer, or a function that may be NULL.
@@ -140,29 +106,16 @@ unsafe impl Sized_ for lw_loader_options {
     const LEAST: usize = 96;
 }
 
-/// A state that was saved: the bytes of `lw_loader_save`, or the JSON text of `lw_loader_save_json`, which may be
-/// several ranks' merged.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct lw_state {
-    /// Its bytes.
-    pub data: *const c_void,
-    /// How many.
-    pub len: usize,
-}
-
 /// A loader. All functions but `lw_loader_free` may be called by any number of threads at once: they take turns, and
 /// get theirs while `lw_loader_next` waits.
 pub struct lw_loader {
     /// Held by whoever waits for the loader, so that nobody overtakes.
     turn: Mutex<()>,
     /// `None` once closed.
-    loader: Mutex<Option<Loader>>,
+    loader: Mutex<Option<AnyLoader>>,
     recipe: lw_recipe,
     schedule: BatchSchedule,
-    datasets: Vec<lw_dataset>,
-    /// For batches.
-    shared: Arc<[Dataset]>,
+    opened: Arc<Opened>,
     stop: Stop,
     closed: AtomicBool,
     batches: AtomicU64,
@@ -175,7 +128,7 @@ const SLICE: Duration = Duration::from_millis(50);
 
 impl lw_loader {
     /// The loader, when it is this thread's turn.
-    fn enter(&self) -> Result<Entered<'_>> {
+    pub(super) fn enter(&self) -> Result<Entered<'_>> {
         self.home.check("loader")?;
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let loader = self.loader.lock().unwrap_or_else(PoisonError::into_inner);
@@ -203,95 +156,36 @@ impl lw_loader {
     }
 
     fn stats(&self) -> Result<String> {
-        let stats = self.enter()?.loader().stats()?;
-        let (counts, left) = (&stats.counts, &stats.counts.left_out);
-        let object = serde_json::json!({
-            "batches": self.batches.load(Ordering::Relaxed),
-            "waited_ns": self.waited_ns.load(Ordering::Relaxed),
-            "documents": counts.documents,
-            "tokens": counts.tokens,
-            "rows": counts.rows,
-            "epoch": counts.epoch,
-            "truncated_tokens": counts.truncated,
-            "empty": left.empty,
-            "filtered": left.filtered,
-            "skipped": left.skipped,
-            "dropped": left.dropped,
-            "dropped_tokens": left.dropped_tokens,
-            "bytes_read": stats.bytes_read,
-            "tokenizer": stats.tokenizer,
-        });
-        Ok(object.to_string())
+        let mut stats = self.enter()?.loader().stats()?;
+        stats.insert("batches".into(), self.batches.load(Ordering::Relaxed).into());
+        stats.insert("waited_ns".into(), self.waited_ns.load(Ordering::Relaxed).into());
+        Ok(serde_json::Value::Object(stats).to_string())
     }
 
-    fn info(&self) -> Result<String> {
-        let mut entered = self.enter()?;
-        let loader = entered.loader();
-        let (recipe, parts, rank, schedule) = (loader.recipe(), loader.parts(), loader.rank(), loader.schedule());
-        let step = loader.step();
-        let each = schedule.rows_at(step);
-        let token = |id: Option<u32>| id.map_or(serde_json::Value::Null, Into::into);
-        let tokenizer = parts.decoder.as_ref().map(|t| {
-            serde_json::json!({
-                "path": t.path().to_string_lossy(), "engine": parts.tokenizer_engine, "fingerprint": format!("{:016x}", parts.tokenizer),
-                "vocab_size": t.vocab_size(), "bos": token(t.bos()), "eos": token(t.eos()), "pad": token(t.pad()),
-            })
-        });
-        let datasets = recipe.datasets.iter().zip(&parts.datasets).map(|(d, data)| {
-            serde_json::json!({
-                "name": d.spec.name, "documents": data.documents(), "groups": data.groups().len(), "shards": data.shards().len(),
-                "fingerprint": format!("{:016x}", data.fingerprint()),
-            })
-        });
-        let object = serde_json::json!({
-            "fingerprint": format!("{:016x}", recipe.fingerprint()),
-            "step": step,
-            "lanes": schedule.lanes(),
-            "first_lane": rank.lanes.start,
-            "end_lane": rank.lanes.end,
-            "global_batch": schedule.global_batch(step),
-            "rows": rank.rows(each),
-            "microbatch_size": rank.microbatch_rows(each),
-            "microbatches": rank.microbatches(each),
-            "row_length": recipe.pack.max_length,
-            "pad_token_id": parts.pad_token_id,
-            "finite": recipe.is_finite(),
-            "datasets": datasets.collect::<Vec<_>>(),
-            "tokenizer": tokenizer,
-        });
-        Ok(object.to_string())
+    /// The caller's handle of a loader.
+    pub(super) fn hand_out(loader: AnyLoader, opened: Opened, stop: Stop) -> *mut lw_loader {
+        Box::into_raw(Box::new(lw_loader {
+            recipe: lw_recipe { recipe: loader.recipe().clone() },
+            opened: Arc::new(opened),
+            schedule: loader.schedule().clone(),
+            turn: Mutex::default(),
+            loader: Mutex::new(Some(loader)),
+            stop,
+            closed: AtomicBool::new(false),
+            batches: AtomicU64::new(0),
+            waited_ns: AtomicU64::new(0),
+            home: Home::here(),
+        }))
     }
 }
 
 /// A loader whose turn it is.
-struct Entered<'a>(MutexGuard<'a, Option<Loader>>);
+pub(super) struct Entered<'a>(MutexGuard<'a, Option<AnyLoader>>);
 
 impl Entered<'_> {
-    fn loader(&mut self) -> &mut Loader {
+    pub(super) fn loader(&mut self) -> &mut AnyLoader {
         self.0.as_mut().expect("checked when it was entered, and held since")
     }
-}
-
-/// Sets `struct_size` and makes everything else empty. NULL is allowed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lw_function_table_init(table: *mut lw_function_table) {
-    if !table.is_null() {
-        // SAFETY: the caller promises that it is writable.
-        unsafe { table.write(no_function()) };
-    }
-}
-
-/// Appends `len` bytes of UTF-8 to the text that a map function makes. They are copied. On the thread of that call
-/// only.
-#[must_use]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lw_text_append(out: *mut lw_text, text: *const c_char, len: usize) -> lw_status {
-    guard(|| {
-        // SAFETY: the caller promises the pointer that its map function was given, during that call, and `len` bytes at `text`.
-        let (out, text) = unsafe { (out.as_mut().ok_or_else(|| arg::null("out"))?, arg::text(text, len, "text")?) };
-        out.text.push_str(text);
-        Ok(())
-    })
 }
 
 /// Sets `struct_size` and the defaults. NULL is allowed.
@@ -322,31 +216,24 @@ pub unsafe extern "C" fn lw_loader_open(recipe: *const lw_recipe, options: *cons
         let tables = unsafe { arg::slice(options.functions, options.function_count, "functions") }?;
         // SAFETY: as above; the functions can be called as their documentation says.
         let functions = unsafe { functions(tables) }?;
-        let loader = Loader::open(recipe.clone(), tuning, &functions.functions)?;
+        // SAFETY: as above.
+        let tables = unsafe { arg::slice(options.operators, options.operator_count, "operators") }?;
+        // SAFETY: as above.
+        let operators = unsafe { operators(tables) }?;
+        let loader = Loader::open_with(recipe.clone(), tuning, &functions.functions, &operators.makers)?;
         functions.keep();
-        let shared: Arc<[Dataset]> = loader.parts().datasets.clone().into();
-        let handle = Box::new(lw_loader {
-            recipe: lw_recipe { recipe: loader.recipe().clone() },
-            datasets: shared.iter().cloned().map(lw_dataset::new).collect(),
-            shared,
-            schedule: loader.schedule().clone(),
-            turn: Mutex::default(),
-            loader: Mutex::new(Some(loader)),
-            stop,
-            closed: AtomicBool::new(false),
-            batches: AtomicU64::new(0),
-            waited_ns: AtomicU64::new(0),
-            home: Home::here(),
-        });
+        operators.keep();
+        let parts = loader.parts().clone();
+        let handle = lw_loader::hand_out(AnyLoader::Own(Box::new(loader)), Opened::here(parts), stop);
         // SAFETY: not NULL; the caller promises that it is writable.
-        unsafe { out.write(Box::into_raw(handle)) };
+        unsafe { out.write(handle) };
         Ok(())
     })
 }
 
 /// # Safety
 /// The options' strings are NULL or readable.
-unsafe fn loader_options(given: &lw_loader_options, stop: &Stop) -> Result<Options> {
+pub(super) unsafe fn loader_options(given: &lw_loader_options, stop: &Stop) -> Result<Options> {
     // SAFETY: the caller's promise.
     let cache_dir = unsafe { arg::c_string(given.cache_dir, "cache_dir") }?.map(PathBuf::from);
     let told = progress(given.progress, given.progress_user, stop.clone());
@@ -379,79 +266,11 @@ pub unsafe extern "C" fn lw_loader_next(loader: *const lw_loader, deadline: i64,
         let loader = unsafe { arg::object(loader, "loader") }?;
         let out = arg::out(out, "out")?;
         let batch = loader.next(deadline)?;
-        let handle = batch.map_or(ptr::null_mut(), |b| lw_batch::hand_out(b, &loader.schedule, Arc::clone(&loader.shared)));
+        let handle = batch.map_or(ptr::null_mut(), |b| lw_batch::hand_out(b, &loader.schedule, Arc::clone(&loader.opened)));
         // SAFETY: not NULL; the caller promises that it is writable.
         unsafe { out.write(handle) };
         Ok(())
     })
-}
-
-/// Saves where the loader stands after the last batch that `lw_loader_next` returned: entries, by lane, for this
-/// rank's lanes. Changes nothing. Writes it into `buffer`; `*len` becomes its number of bytes in any case; `capacity`
-/// 0 only asks for it. Its size does not depend on how far the run has come.
-#[must_use]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lw_loader_save(loader: *const lw_loader, buffer: *mut c_void, capacity: usize, len: *mut usize) -> lw_status {
-    guard(|| {
-        // SAFETY: the caller promises a valid handle.
-        let bytes = unsafe { arg::object(loader, "loader") }?.enter()?.loader().save().to_bytes();
-        // SAFETY: the caller promises a buffer of that capacity.
-        unsafe { arg::put_bytes(&bytes, buffer, capacity, len) }
-    })
-}
-
-/// The same as one JSON object, `{"meta": …, "lanes": {"17": "<base64>", …}}`, NUL-terminated. `meta` is the same on
-/// all ranks, and each lane is one rank's: merging the ranks' objects key by key gives the state of the whole run.
-/// `*len` becomes its length without the NUL.
-#[must_use]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lw_loader_save_json(loader: *const lw_loader, buffer: *mut c_char, capacity: usize, len: *mut usize) -> lw_status {
-    guard(|| {
-        // SAFETY: the caller promises a valid handle.
-        let text = unsafe { arg::object(loader, "loader") }?.enter()?.loader().save().to_json();
-        // SAFETY: the caller promises a buffer of that capacity.
-        unsafe { arg::put_text(&text, buffer, capacity, len) }
-    })
-}
-
-/// Goes on from `count` states of one moment of one run, of any number of ranks, which together hold at least this
-/// rank's lanes: `LW_NOT_FOUND` names the lane that is missing. What would give other rows (a changed recipe,
-/// tokenizer or shard) is refused by its name (`LW_REFUSED`), and a damaged state is `LW_CORRUPT`; the loader then
-/// stays where it was.
-#[must_use]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lw_loader_load(loader: *const lw_loader, states: *const lw_state, count: usize) -> lw_status {
-    guard(|| {
-        // SAFETY: the caller promises a valid handle and `count` states.
-        let (loader, states) = unsafe { (arg::object(loader, "loader")?, arg::slice(states, count, "states")?) };
-        let mut whole: Option<Checkpoint> = None;
-        for (i, state) in states.iter().enumerate() {
-            // SAFETY: the caller promises `len` bytes at `data`.
-            let bytes = unsafe { arg::slice(state.data.cast::<u8>(), state.len, "data") };
-            let state = bytes.and_then(checkpoint).and_then(|state| match &mut whole {
-                Some(whole) => whole.merge(state),
-                None => {
-                    whole = Some(state);
-                    Ok(())
-                }
-            });
-            state.map_err(|e| e.within(format_args!("states[{i}]")))?;
-        }
-        let whole = whole.ok_or_else(|| Error::invalid("count is 0; expected at least one state"))?;
-        loader.enter()?.loader().load(&whole)
-    })
-}
-
-/// Either form of a state.
-fn checkpoint(bytes: &[u8]) -> Result<Checkpoint> {
-    match bytes.iter().find(|b| !b.is_ascii_whitespace()) {
-        Some(b'{') => {
-            let text =
-                std::str::from_utf8(bytes).map_err(|e| Error::new(Status::Corrupt, format!("this is not a checkpoint, or it is damaged: {e}")))?;
-            Checkpoint::from_json(text)
-        }
-        _ => Checkpoint::from_bytes(bytes),
-    }
 }
 
 /// Goes to the start of a step, ahead or back. Quick where the tokens of every document were counted (a stream that
@@ -516,11 +335,19 @@ pub unsafe extern "C" fn lw_loader_recipe(loader: *const lw_loader) -> *const lw
 }
 
 /// Dataset `index`, in the recipe's order, to read and locate documents in; NULL if there is none, or for NULL. Valid
-/// until `lw_loader_free`, not to be freed. Any thread.
+/// until `lw_loader_free`, not to be freed. The datasets of a loader that `lw_loader_connect` made are opened by the first
+/// call; NULL, and `lw_last_error`, if they cannot be opened in this process. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_loader_dataset(loader: *const lw_loader, index: usize) -> *const lw_dataset {
     // SAFETY: the caller promises NULL or a valid handle.
-    unsafe { loader.as_ref() }.and_then(|l| l.datasets.get(index)).map_or(ptr::null(), ptr::from_ref)
+    let Some(loader) = (unsafe { loader.as_ref() }) else { return ptr::null() };
+    guard_or(ptr::null(), || match loader.opened.datasets() {
+        Ok(datasets) => datasets.get(index).map_or(ptr::null(), ptr::from_ref),
+        Err(e) => {
+            set_message(&e.message);
+            ptr::null()
+        }
+    })
 }
 
 /// Writes what the loader is, one JSON object, NUL-terminated, into `buffer`: `fingerprint` (of the recipe, in
@@ -533,7 +360,7 @@ pub unsafe extern "C" fn lw_loader_dataset(loader: *const lw_loader, index: usiz
 pub unsafe extern "C" fn lw_loader_info(loader: *const lw_loader, buffer: *mut c_char, capacity: usize, len: *mut usize) -> lw_status {
     guard(|| {
         // SAFETY: the caller promises a valid handle.
-        let text = unsafe { arg::object(loader, "loader") }?.info()?;
+        let text = unsafe { arg::object(loader, "loader") }?.enter()?.loader().info().to_string();
         // SAFETY: the caller promises a buffer of that capacity.
         unsafe { arg::put_text(&text, buffer, capacity, len) }
     })
@@ -546,7 +373,7 @@ pub unsafe extern "C" fn lw_loader_info(loader: *const lw_loader, buffer: *mut c
 pub unsafe extern "C" fn lw_loader_explain(loader: *const lw_loader, buffer: *mut c_char, capacity: usize, len: *mut usize) -> lw_status {
     guard(|| {
         // SAFETY: the caller promises a valid handle.
-        let text = unsafe { arg::object(loader, "loader") }?.enter()?.loader().explain();
+        let text = unsafe { arg::object(loader, "loader") }?.enter()?.loader().explain()?;
         // SAFETY: the caller promises a buffer of that capacity.
         unsafe { arg::put_text(&text, buffer, capacity, len) }
     })
@@ -586,8 +413,8 @@ pub unsafe extern "C" fn lw_loader_decode(
         let (loader, ids) = unsafe { (arg::object(loader, "loader")?, arg::slice(ids, count, "ids")?) };
         let id = |(i, id): (usize, &i64)| u32::try_from(*id).map_err(|_| Error::invalid(format!("ids[{i}] is {id}; expected a token id")));
         let ids = ids.iter().enumerate().map(id).collect::<Result<Vec<u32>>>()?;
-        let decoder = loader.enter()?.loader().parts().decoder.clone();
-        let text = decoder.ok_or_else(|| Error::new(Status::Unsupported, "this loader has no tokenizer"))?.decode(&ids)?;
+        loader.home.check("loader")?;
+        let text = loader.opened.decoder()?.decode(&ids)?;
         // SAFETY: the caller promises a buffer of that capacity.
         unsafe { arg::put_text(&text, buffer, capacity, len) }
     })

@@ -1,4 +1,4 @@
-//! Where the bytes of samples live. The student owns a medium; workers attach to it. The default is shared memory; files
+//! Where the bytes of samples live. The student owns a medium; workers attach to it. The default is shared memory; a GPU's memory, files
 //! and media of one's own are chosen by handing a medium to `lw_student_open`.
 
 use super::arg::{self, Sized_};
@@ -30,7 +30,7 @@ pub struct lw_medium_table {
     /// Called once when the medium is no longer used, on any thread, after every other function has returned. May be NULL.
     pub drop: Option<unsafe extern "C" fn(user: *mut c_void)>,
     /// A name for this kind of medium, by which workers find their `lw_attach_table`: NUL-terminated, 1 to 31 characters,
-    /// not "shm" or "file". Copied.
+    /// not "shm", "file" or "cuda". Copied.
     pub kind: *const c_char,
     /// What a worker needs to find it (a path, an address), NUL-terminated UTF-8. Copied.
     pub buf_name: *const c_char,
@@ -162,6 +162,14 @@ pub struct lw_medium {
 
 enum Choice {
     Shm,
+    Pinned {
+        device: i32,
+        fallback: bool,
+    },
+    Cuda {
+        device: i32,
+        fallback: bool,
+    },
     File(PathBuf),
     /// Its slots can serve one student only: `taken` says that one has it.
     Custom {
@@ -175,6 +183,8 @@ impl lw_medium {
     pub(super) fn take(&self) -> Result<MediumChoice> {
         Ok(match &self.choice {
             Choice::Shm => MediumChoice::Shm,
+            Choice::Pinned { device, fallback } => MediumChoice::Pinned { device: *device, fallback: *fallback },
+            Choice::Cuda { device, fallback } => MediumChoice::Cuda { device: *device, fallback: *fallback },
             Choice::File(path) => MediumChoice::File { path: path.clone() },
             Choice::Custom { medium, taken } => {
                 if taken.swap(true, Ordering::Relaxed) {
@@ -205,6 +215,48 @@ fn give(choice: Choice, out: *mut *mut lw_medium) -> Result<()> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_medium_shm(out: *mut *mut lw_medium) -> lw_status {
     guard(|| give(Choice::Shm, out))
+}
+
+/// What is done where CUDA is not to be had: no driver, no such device, or one that refuses.
+#[repr(i32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum lw_fallback {
+    /// `lw_student_open` fails with the reason (`LW_UNSUPPORTED`, `LW_NOT_FOUND`).
+    LW_FALLBACK_NONE = 0,
+    /// Shared memory is used instead, and the log says so with the reason.
+    LW_FALLBACK_SHM = 1,
+}
+
+fn fallback(given: i32) -> Result<bool> {
+    match given {
+        f if f == lw_fallback::LW_FALLBACK_NONE as i32 => Ok(false),
+        f if f == lw_fallback::LW_FALLBACK_SHM as i32 => Ok(true),
+        other => Err(Error::invalid(format!("fallback is {other}; expected LW_FALLBACK_NONE (0) or LW_FALLBACK_SHM (1)"))),
+    }
+}
+
+fn device_number(given: i32) -> Result<i32> {
+    if given < 0 { Err(Error::invalid(format!("device is {given}; expected a CUDA device's number, from 0"))) } else { Ok(given) }
+}
+
+/// Shared memory that is page-locked, so that copies from it to CUDA device `device` (and any other) run beside everything else. Each slot is
+/// page-locked once, when it may first be used. `fallback` is one of `lw_fallback`; CUDA is looked for in `lw_student_open`.
+/// On success `*out` is the caller's: free it with `lw_medium_free`. Any thread.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_medium_shm_pinned(device: i32, fallback: i32, out: *mut *mut lw_medium) -> lw_status {
+    guard(|| give(Choice::Pinned { device: device_number(device)?, fallback: self::fallback(fallback)? }, out))
+}
+
+/// Memory of CUDA device `device`, as this process numbers it: one plain allocation of the driver's for all slots, `slot_count` +
+/// `max_workers` · `max_batch` of them, which workers of this host open by CUDA IPC. Samples' and tasks' `data` are then device
+/// addresses; `lw_tensor` says which device's. `fallback` is one of `lw_fallback`; with `LW_FALLBACK_SHM`, a worker that
+/// cannot open the memory writes to host memory, from where the student copies its samples up. CUDA is looked for in `lw_student_open`.
+/// On success `*out` is the caller's: free it with `lw_medium_free`. Any thread.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_medium_cuda(device: i32, fallback: i32, out: *mut *mut lw_medium) -> lw_status {
+    guard(|| give(Choice::Cuda { device: device_number(device)?, fallback: self::fallback(fallback)? }, out))
 }
 
 /// A mapped file at `path` (NUL-terminated UTF-8), which the student creates and removes; for samples beyond the size of memory, on

@@ -36,12 +36,21 @@ pub mod recipe;
 
 pub mod batch;
 
+pub mod function;
+
+pub mod operator;
+
 pub mod loader;
 
 pub mod metrics;
+pub mod server;
+
+pub mod connect;
+
+pub mod state;
 
 mod callback_medium;
 mod dlpack;
-mod functions;
 mod home;
 mod open_tasks;
+mod opened;

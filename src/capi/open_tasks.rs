@@ -1,10 +1,12 @@
 //! What the pointers in an `lw_task` point to, for as long as they must stay valid.
 
 use super::layout::lw_layout;
+use super::student::device_flag;
 use super::worker::lw_task;
 use crate::base::{Error, Layout, Result};
 use crate::exchange::message::Model;
 use crate::exchange::worker::Task;
+use crate::medium::Place;
 use std::collections::HashMap;
 use std::ffi::c_char;
 use std::ptr;
@@ -28,6 +30,7 @@ impl ModelText {
 struct Open {
     _model: Arc<ModelText>,
     layout: Arc<lw_layout>,
+    place: Place,
 }
 
 /// The open tasks of one worker.
@@ -43,7 +46,7 @@ pub(super) struct OpenTasks {
 impl OpenTasks {
     /// Opens a task and gives C's form of it.
     pub(super) fn add(&mut self, task: &Task) -> Result<lw_task> {
-        let (model, layout) = (self.model_text(&task.model), self.layout_for(&task.layout)?);
+        let (model, layout, place) = (self.model_text(&task.model), self.layout_for(&task.layout)?, task.place);
         let text = |bytes: &Vec<u8>| (bytes.as_ptr().cast::<c_char>(), bytes.len() - 1);
         let (model_id, model_id_len) = text(&model.id);
         let (model_config, model_config_len) = model.config.as_ref().map_or((ptr::null(), 0), text);
@@ -61,9 +64,9 @@ impl OpenTasks {
             model_config_len,
             layout: Arc::as_ptr(&layout),
             attempt: task.attempt,
-            reserved: 0,
+            flags: device_flag(task.place),
         };
-        self.open.insert(task.id, Open { _model: model, layout });
+        self.open.insert(task.id, Open { _model: model, layout, place });
         Ok(task)
     }
 
@@ -91,9 +94,9 @@ impl OpenTasks {
         self.open.get(&id).ok_or_else(|| Error::invalid(format!("task {id} is not open; it was committed or failed before, or is not this worker's")))
     }
 
-    /// The layout of an open task.
-    pub(super) fn layout(&self, id: u64) -> Result<Arc<lw_layout>> {
-        self.get(id).map(|open| Arc::clone(&open.layout))
+    /// The layout of an open task, and where its memory is.
+    pub(super) fn layout_and_place(&self, id: u64) -> Result<(Arc<lw_layout>, Place)> {
+        self.get(id).map(|open| (Arc::clone(&open.layout), open.place))
     }
 
     /// Bytes of all tensors of an open task.

@@ -6,7 +6,7 @@
 
 use super::arg::{self, Sized_};
 use super::broker::{DEFAULT_ENDPOINTS, endpoints, lw_endpoints};
-use super::dlpack::{self, DLManagedTensorVersioned};
+use super::dlpack::{self, Access, DLManagedTensorVersioned};
 use super::guard::{guard, guard_or};
 use super::layout::{lw_layout, lw_tensor};
 use super::medium::lw_medium;
@@ -14,7 +14,7 @@ use super::status::lw_status;
 use crate::base::{Error, Result, Status};
 use crate::exchange::message::{Model, StudentRole};
 use crate::exchange::student::{Numbering, Sample, Student, StudentOptions};
-use crate::medium::MediumChoice;
+use crate::medium::{MediumChoice, Place, Stream};
 use std::ffi::{c_char, c_void};
 use std::ptr;
 use std::sync::Arc;
@@ -25,6 +25,16 @@ pub const LW_SPIN_ADAPTIVE: u32 = u32::MAX;
 /// In `flags` of an `lw_sample`: the bytes are a copy outside the segment, because holding one more slot would have
 /// stopped the others.
 pub const LW_SAMPLE_COPIED: u32 = 1;
+
+/// In `flags` of an `lw_sample`, and of an `lw_task`: `data` is a device's address, which this process cannot follow; `lw_student_tensor` and
+/// `lw_worker_tensor` say which device's.
+pub const LW_ON_DEVICE: u32 = 2;
+
+/// In place of a stream: the device's default one, as CUDA itself numbers it (`CU_STREAM_LEGACY`).
+pub const LW_STREAM_LEGACY: usize = 1;
+
+/// In place of a stream: the calling thread's default one (`CU_STREAM_PER_THREAD`).
+pub const LW_STREAM_PER_THREAD: usize = 2;
 
 /// Who is asking, for the names of lanes and for statistics.
 #[repr(i32)]
@@ -111,7 +121,7 @@ unsafe impl Sized_ for lw_student_options {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lw_sample {
-    /// Its bytes, 64-byte aligned; not to be written. Readable until its last reference is released.
+    /// Its bytes, 64-byte aligned, complete; not to be written. Readable until its last reference is released.
     pub data: *const c_void,
     /// How many.
     pub nbytes: u64,
@@ -129,8 +139,13 @@ pub struct lw_sample {
     pub serial: u64,
     /// The slot that it lies in.
     pub slot: u32,
-    /// 0 or `LW_SAMPLE_COPIED`.
+    /// 0, or `LW_SAMPLE_COPIED` and `LW_ON_DEVICE` or-ed.
     pub flags: u32,
+}
+
+/// `LW_ON_DEVICE` for what is on one.
+pub(super) fn device_flag(place: Place) -> u32 {
+    if place == Place::Host { 0 } else { LW_ON_DEVICE }
 }
 
 /// A student. All functions but `lw_student_free` may be called by any number of threads at once; calls of
@@ -274,7 +289,7 @@ fn to_c(sample: &Sample) -> lw_sample {
         position: sample.position,
         serial: sample.serial,
         slot: sample.slot,
-        flags: if sample.copied { LW_SAMPLE_COPIED } else { 0 },
+        flags: if sample.copied { LW_SAMPLE_COPIED } else { 0 } | device_flag(sample.place),
     }
 }
 
@@ -290,29 +305,41 @@ pub unsafe extern "C" fn lw_student_retain(student: *const lw_student, sample: *
 }
 
 /// Releases one reference to each of `count` samples. A sample whose last reference goes must not be read any more.
-/// `stream` is reserved for the stream or event after which the memory may be used again: NULL. A sample that is not
-/// held is an error (`LW_INVALID_ARGUMENT`) that names it; the others are released all the same.
+/// `stream` is NULL, or, for samples on a device, the stream on which reading them is queued (a `CUstream` or `cudaStream_t` of that device, or
+/// `LW_STREAM_LEGACY`, `LW_STREAM_PER_THREAD`): a slot is used again only once that is done, and this does not wait for it. A sample that is not
+/// held is an error (`LW_INVALID_ARGUMENT`) that names it; the others are released all the same. A stream for samples in host
+/// memory is `LW_UNSUPPORTED`, and nothing is released.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_student_release(student: *const lw_student, samples: *const lw_sample, count: usize, stream: *mut c_void) -> lw_status {
     guard(|| {
         // SAFETY: the caller promises a valid handle and `count` samples.
         let (student, samples) = unsafe { (arg::object(student, "student")?, arg::slice(samples, count, "samples")?) };
-        no_stream(stream)?;
+        let stream = Stream(stream.addr());
+        let refs: Vec<_> = samples.iter().map(|s| (s.slot, s.serial)).collect();
+        // One event for all, unless one of them is wrong.
+        if count > 1 && !stream.is_none() && student.student.release_on(&refs, stream).is_ok() {
+            return Ok(());
+        }
         let mut outcome = Ok(());
         for sample in samples {
-            let released = student.student.release(&[(sample.slot, sample.serial)]);
+            let released = student.student.release_on(&[(sample.slot, sample.serial)], stream);
             outcome = outcome.and(released);
         }
         outcome
     })
 }
 
-pub(super) fn no_stream(stream: *mut c_void) -> Result<()> {
-    if stream.is_null() {
-        return Ok(());
-    }
-    Err(Error::new(Status::Unsupported, "stream is reserved for device memory; expected NULL"))
+/// Copies the first `len` bytes of a held sample to `out`, in host memory, wherever the sample lies; waits until they are there.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_student_read(student: *const lw_student, sample: *const lw_sample, out: *mut c_void, len: usize) -> lw_status {
+    guard(|| {
+        // SAFETY: the caller promises a valid handle and sample, and `len` writable bytes that nobody else uses meanwhile.
+        let (student, sample, out) =
+            unsafe { (arg::object(student, "student")?, arg::object(sample, "sample")?, arg::slice_mut(out.cast::<u8>(), len, "out")?) };
+        student.student.read(sample.slot, sample.serial, out)
+    })
 }
 
 /// Describes tensor `index` of a held sample: a view, not to be written, as long-lived as the sample's reference. Shape and name belong to
@@ -325,17 +352,19 @@ pub unsafe extern "C" fn lw_student_tensor(student: *const lw_student, sample: *
         // SAFETY: the caller promises a valid handle and sample.
         let (student, sample) = unsafe { (arg::object(student, "student")?, arg::object(sample, "sample")?) };
         let tensor = arg::out(tensor, "tensor")?;
-        // SAFETY: the caller promises a sample that is held, which has `nbytes` readable bytes at `data`.
+        // SAFETY: the caller promises a sample that is held, which has `nbytes` bytes at `data`: in host memory if the layout is ragged, for `open` refuses another
+        // medium then.
         let view = unsafe { student.layout.view(index, sample.data.cast_mut().cast(), sample.nbytes as usize, Status::Corrupt) }?;
         // SAFETY: not NULL; the caller promises that it is writable.
-        unsafe { tensor.write(view) };
+        unsafe { tensor.write(view.placed(student.student.place())) };
         Ok(())
     })
 }
 
 /// Exports tensor `index` of a held sample as a DLPack (1.0) tensor, flagged read-only, that holds a reference of its own: the sample may be
 /// released, and the student closed and freed, before it. Its consumer calls its `deleter` once, on any thread, also
-/// while the process ends; in a forked child that does nothing. `*out` is the caller's.
+/// while the process ends; in a forked child that does nothing. On a device, its bytes are complete, so no stream has to wait for anything; and a deleter,
+/// which cannot say on which stream the tensor was read, frees the slot once all that was queued on the device by then is done. `*out` is the caller's.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_student_dlpack(
@@ -348,12 +377,13 @@ pub unsafe extern "C" fn lw_student_dlpack(
         // SAFETY: the caller promises a valid handle and sample.
         let (student, sample) = unsafe { (arg::object(student, "student")?, arg::object(sample, "sample")?) };
         let out = arg::out(out, "out")?;
-        // SAFETY: the caller promises a sample that is held, which has `nbytes` readable bytes at `data`.
+        // SAFETY: the caller promises a sample that is held, which has `nbytes` bytes at `data`: in host memory if the layout is ragged, for `open` refuses another
+        // medium then.
         let view = unsafe { student.layout.view(index, sample.data.cast_mut().cast(), sample.nbytes as usize, Status::Corrupt) }?;
         let hold = student.student.hold(sample.slot, sample.serial)?;
         // SAFETY: a view's shape has `ndim` sizes, in the student's layout or, checked just now, in the sample.
         let shape = unsafe { arg::slice(view.shape, view.ndim as usize, "shape") }?;
-        let tensor = dlpack::export(Box::new(hold), view.data, shape, view.dtype)?;
+        let tensor = dlpack::export_at(Box::new(hold), view.data, shape, view.dtype, student.student.place(), Access::Read)?;
         // SAFETY: not NULL; the caller promises that it is writable.
         unsafe { out.write(tensor) };
         Ok(())

@@ -6,14 +6,16 @@
 use super::arg::{self, Sized_};
 use super::broker::{DEFAULT_ENDPOINTS, endpoints, lw_endpoints};
 use super::callback_medium::CallbackAttach;
+use super::dlpack::{self, Access, DLManagedTensorVersioned};
 use super::guard::{guard, guard_or, set_message, take_message};
 use super::layout::{lw_layout, lw_tensor};
 use super::medium::{lw_attach_table, read_attach_table};
 use super::open_tasks::OpenTasks;
 use super::status::lw_status;
-use super::student::{LW_SPIN_ADAPTIVE, no_stream};
+use super::student::LW_SPIN_ADAPTIVE;
 use crate::base::{Error, Result, Status};
 use crate::exchange::worker::{Task, Worker, WorkerOptions};
+use crate::medium::Stream;
 use std::ffi::{c_char, c_void};
 use std::ptr;
 use std::sync::Mutex;
@@ -43,6 +45,11 @@ pub struct lw_worker_options {
     pub batch_size: u32,
     /// How long to spin before sleeping, in microseconds. Default `LW_SPIN_ADAPTIVE`.
     pub spin_us: u32,
+    /// The CUDA device, as this process numbers it, on which its samples are made for students whose medium is "cuda"; −1 (the default): the
+    /// student's own, where they are written without a copy.
+    pub device: i32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 const DEFAULTS: lw_worker_options = lw_worker_options {
@@ -55,6 +62,8 @@ const DEFAULTS: lw_worker_options = lw_worker_options {
     worker_id: -1,
     batch_size: 1,
     spin_us: LW_SPIN_ADAPTIVE,
+    device: -1,
+    reserved: 0,
 };
 
 // SAFETY: `repr(C)`, begins with a `usize`, and every field is an integer or a raw pointer.
@@ -67,7 +76,8 @@ unsafe impl Sized_ for lw_worker_options {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lw_task {
-    /// Where its bytes go: 64-byte aligned, writable while the task is open. What was there before is undefined.
+    /// Where its bytes go: 64-byte aligned, writable while the task is open; a device's address if `flags` has `LW_ON_DEVICE`. What was there before is
+    /// undefined.
     pub data: *mut c_void,
     /// How many fit.
     pub capacity: u64,
@@ -93,13 +103,14 @@ pub struct lw_task {
     pub layout: *const lw_layout,
     /// How many tries of this ticket have failed before: 0 for the first.
     pub attempt: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// 0 or `LW_ON_DEVICE`.
+    pub flags: u32,
 }
 
 /// Makes `count` samples of one student and one generation: fills `tasks[i].data`. `lengths[i]` is the sample's length in
 /// bytes, set to that of the whole layout before the call. Returns 0 to commit them; anything else fails them all, with the text given to
-/// `lw_set_last_error`. Runs on the thread that called `lw_worker_run`. Must not throw.
+/// `lw_set_last_error`. Runs on the thread that called `lw_worker_run`. Must not throw. Tasks on a device are complete when it returns: it waits for its
+/// streams itself.
 pub type lw_fill_fn = Option<unsafe extern "C" fn(user: *mut c_void, tasks: *const lw_task, lengths: *mut usize, count: usize) -> i32>;
 
 /// A worker. All functions but `lw_worker_free` may be called by any number of threads at once; calls of `lw_worker_take`
@@ -124,7 +135,7 @@ impl lw_worker {
 
     /// Lengths are checked before anything is published, so a wrong one leaves all tasks open. Afterwards none is: what could not be published is
     /// failed, for the reason that is returned; samples that were refused have been failed already.
-    fn commit(&self, tasks: &[lw_task], lengths: Option<&[usize]>) -> Result<u32> {
+    fn commit(&self, tasks: &[lw_task], lengths: Option<&[usize]>, stream: Stream) -> Result<u32> {
         let mut done = Vec::with_capacity(tasks.len());
         let ids = || tasks.iter().map(|task| task.id);
         self.open_tasks().close_all(ids(), |i, nbytes| {
@@ -132,7 +143,7 @@ impl lw_worker {
             done.push((tasks[i].id, length));
             if length == nbytes { Ok(()) } else { Err(Error::invalid(format!("lengths[{i}] is {length} bytes; a sample has {nbytes}"))) }
         })?;
-        self.worker.commit(&done).inspect_err(|e| {
+        self.worker.commit_on(&done, stream).inspect_err(|e| {
             // Those that were published before it happened are not in hand any more, which is all that their failing says.
             ids().for_each(|id| drop(self.worker.fail(id, &e.message)));
         })
@@ -175,6 +186,11 @@ pub unsafe extern "C" fn lw_worker_open(options: *const lw_worker_options, deadl
             slot_size: given.slot_size,
             batch_size: given.batch_size,
             attach: kept,
+            device: match given.device {
+                -1 => None,
+                device if device >= 0 => Some(device),
+                other => return Err(Error::invalid(format!("options.device is {other}; expected -1 or a CUDA device's number"))),
+            },
             spin_us: given.spin_us,
         };
         let worker = Worker::open(options, deadline)?;
@@ -231,12 +247,13 @@ pub unsafe extern "C" fn lw_worker_tensor(worker: *const lw_worker, task: *const
         // SAFETY: the caller promises a valid handle and task.
         let (worker, task) = unsafe { (arg::object(worker, "worker")?, arg::object(task, "task")?) };
         let tensor = arg::out(tensor, "tensor")?;
-        let layout = worker.open_tasks().layout(task.id)?;
+        let (layout, place) = worker.open_tasks().layout_and_place(task.id)?;
         let len = usize::try_from(task.capacity).unwrap_or(usize::MAX);
-        // SAFETY: the caller promises the task as it was taken, which has `capacity` bytes at `data` while it is open, as was just seen.
+        // SAFETY: the caller promises the task as it was taken, which has `capacity` bytes at `data` while it is open, as was just seen: in host memory if the
+        // layout is ragged, for no worker attaches to a student that has it otherwise.
         let view = unsafe { layout.view(index, task.data.cast(), len, Status::InvalidArgument) }?;
         // SAFETY: not NULL; the caller promises that it is writable.
-        unsafe { tensor.write(view) };
+        unsafe { tensor.write(view.placed(place)) };
         Ok(())
     })
 }
@@ -251,8 +268,48 @@ pub unsafe extern "C" fn lw_worker_set_length(worker: *const lw_worker, task: *c
         // SAFETY: the caller promises a valid handle and task, and a NUL-terminated name.
         let (worker, task, name) = unsafe { (arg::object(worker, "worker")?, arg::object(task, "task")?, arg::c_string(dimension, "dimension")?) };
         let name = name.ok_or_else(|| arg::null("dimension"))?;
-        worker.open_tasks().layout(task.id)?;
+        worker.open_tasks().layout_and_place(task.id)?;
         worker.worker.set_length(task.id, name, length)
+    })
+}
+
+/// Exports tensor `index` of an open task as a DLPack (1.0) tensor to be written. Its memory stays mapped until its `deleter` is called, once, on any thread; but
+/// once the task is no longer open, it is others' to write. `*out` is the caller's.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_worker_dlpack(
+    worker: *const lw_worker,
+    task: *const lw_task,
+    index: usize,
+    out: *mut *mut DLManagedTensorVersioned,
+) -> lw_status {
+    guard(|| {
+        // SAFETY: the caller promises a valid handle and task.
+        let (worker, task) = unsafe { (arg::object(worker, "worker")?, arg::object(task, "task")?) };
+        let out = arg::out(out, "out")?;
+        let (layout, place) = worker.open_tasks().layout_and_place(task.id)?;
+        let len = usize::try_from(task.capacity).unwrap_or(usize::MAX);
+        // SAFETY: as in `lw_worker_tensor`.
+        let view = unsafe { layout.view(index, task.data.cast(), len, Status::InvalidArgument) }?;
+        let hold = worker.worker.hold(task.id)?;
+        // SAFETY: a view's shape has `ndim` sizes, in the worker's layout or, checked just now, in the task's memory.
+        let shape = unsafe { arg::slice(view.shape, view.ndim as usize, "shape") }?;
+        let tensor = dlpack::export_at(hold, view.data, shape, view.dtype, place, Access::Write)?;
+        // SAFETY: not NULL; the caller promises that it is writable.
+        unsafe { out.write(tensor) };
+        Ok(())
+    })
+}
+
+/// Copies `len` bytes of host memory to the beginning of an open task's memory, wherever that is, and returns once they are there.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_worker_write(worker: *const lw_worker, task: *const lw_task, data: *const c_void, len: usize) -> lw_status {
+    guard(|| {
+        // SAFETY: the caller promises a valid handle and task, and `len` readable bytes.
+        let (worker, task, data) =
+            unsafe { (arg::object(worker, "worker")?, arg::object(task, "task")?, arg::slice(data.cast::<u8>(), len, "data")?) };
+        worker.worker.write(task.id, data)
     })
 }
 
@@ -262,7 +319,8 @@ pub unsafe extern "C" fn lw_worker_set_length(worker: *const lw_worker, task: *c
 /// names the tensor, the first bad index and its value; the others are published, and the call returns `LW_TASK_FAILED` with the first
 /// reason. After any other error, a medium's say, what could not be published was failed with its message. `*wanted` (may be NULL) becomes
 /// the number that somebody still waited for; the others were overtaken (a model switch, another worker) and dropped, which is no error.
-/// `stream` is reserved for the stream or event after which the bytes are there: NULL.
+/// `stream` is NULL, or, for tasks on a device, the stream on which writing them is queued (as in `lw_student_release`, of the device that
+/// the tasks' tensors are on): this waits until that is done, and publishes them then.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_worker_commit(
@@ -281,8 +339,7 @@ pub unsafe extern "C" fn lw_worker_commit(
             // SAFETY: the caller promises `count` lengths unless it is NULL.
             false => Some(unsafe { arg::slice(lengths, count, "lengths") }?),
         };
-        no_stream(stream)?;
-        let still = worker.commit(tasks, lengths)?;
+        let still = worker.commit(tasks, lengths, Stream(stream.addr()))?;
         if !wanted.is_null() {
             // SAFETY: not NULL; the caller promises that it is writable.
             unsafe { wanted.write(still) };
@@ -323,7 +380,7 @@ pub unsafe extern "C" fn lw_worker_run(worker: *const lw_worker, fill: lw_fill_f
             // SAFETY: the caller promises a function that takes these arguments on this thread; both arrays have that many elements.
             let answer = unsafe { fill(user, tasks.as_ptr(), lengths.as_mut_ptr(), tasks.len()) };
             let refused = match answer {
-                0 => worker.commit(&tasks, Some(&lengths)).err().filter(|e| e.status == Status::InvalidArgument).map(|e| e.message),
+                0 => worker.commit(&tasks, Some(&lengths), Stream::NONE).err().filter(|e| e.status == Status::InvalidArgument).map(|e| e.message),
                 code => {
                     Some(take_message()).filter(|t| !t.is_empty()).or_else(|| Some(format!("the fill function returned {code} and gave no reason")))
                 }

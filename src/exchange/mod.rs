@@ -18,7 +18,7 @@ pub mod door;
 pub mod endpoints;
 pub mod link;
 pub mod message;
-mod spin;
+pub(crate) mod spin;
 pub mod student;
 pub mod wire;
 pub mod worker;

@@ -238,36 +238,8 @@ pub struct Failure {
 
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Error {
-        Error::new(status_from_number(failure.status), failure.message)
+        Error::new(Status::of(failure.status), failure.message)
     }
-}
-
-/// The status of that number; one that this version does not know is [`Status::Refused`].
-pub fn status_from_number(number: i32) -> Status {
-    use Status::*;
-    const ALL: [Status; 20] = [
-        InvalidArgument,
-        Timeout,
-        Interrupted,
-        Forked,
-        PeerDead,
-        Closed,
-        Panic,
-        AbiMismatch,
-        NoMemory,
-        Io,
-        Refused,
-        LayoutMismatch,
-        TaskFailed,
-        Corrupt,
-        Unsupported,
-        InUse,
-        NotLeader,
-        Stale,
-        NotFound,
-        Data,
-    ];
-    ALL.into_iter().find(|s| *s as i32 == number).unwrap_or(Refused)
 }
 
 /// SET_MODEL's body. The blob is the model's id and then its configuration; its pieces come in order.
@@ -392,8 +364,8 @@ mod tests {
     #[test]
     fn every_status_survives_the_wire() {
         for number in 1001..=1020 {
-            assert_eq!(status_from_number(number) as i32, number);
+            assert_eq!(Status::of(number) as i32, number);
         }
-        assert_eq!(status_from_number(5), Status::Refused);
+        assert_eq!(Status::of(5), Status::Refused);
     }
 }

@@ -114,5 +114,6 @@ fn rows(recipe: &Recipe, pad: u32) -> String {
         Homogeneity::Group => "; a row holds datasets of one group",
         Homogeneity::Full => "; a row holds one dataset",
     };
-    format!("{} tokens: {how}{share}; longer documents: {}; padding is token {pad}", pack.max_length, pack.long_documents().name())
+    let most = pack.max_sequences_per_bin.map(|most| format!("; at most {most} pieces a row")).unwrap_or_default();
+    format!("{} tokens: {how}{most}{share}; longer documents: {}; padding is token {pad}", pack.max_length, pack.long_documents().name())
 }

@@ -24,8 +24,13 @@
 //! | `meter` | its numbers, for metrics and `laneway top` |
 //! | `finite`, `deal` | streams that end: counted, and dealt into equal steps |
 //! | `guest` | rows of another rank's lane, where one ran dry |
+//! | `node` | the pipelines of a node's ranks in one process, their batches read where they lie |
+//! | `any` | either kind of loader, as one |
+//! | `about` | what a loader is, as JSON |
 //! | `verify`, `inspect`, `explain` | the promise proven, a row looked into, a plan in words |
 
+pub mod about;
+mod any;
 mod deal;
 mod explain;
 mod finite;
@@ -34,13 +39,14 @@ mod inspect;
 mod lengths;
 mod meter;
 mod moves;
+pub mod node;
 mod options;
 mod parts;
 mod verify;
 
 use crate::base::metrics::{self, Noun};
 use crate::base::{Error, Result, Status};
-use crate::pipeline::{Batch, BatchRow, BatchShape, Buffers, Engine, Function, LaneCounts, LaneStart, RunPlan, Tuning, Windows};
+use crate::pipeline::{Batch, BatchRow, BatchShape, Buffers, Engine, Function, LaneCounts, LaneStart, OperatorMaker, RunPlan, Tuning, Windows};
 use crate::plan::{BatchSchedule, RankLanes, SourcePlan, Span};
 use crate::recipe::{Exhausted, Recipe};
 use deal::Place;
@@ -52,6 +58,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+pub use any::AnyLoader;
 pub use explain::explain;
 pub use inspect::{InspectedPiece, InspectedRow, inspect};
 pub use lengths::{Lengths, LengthsWork};
@@ -103,7 +110,12 @@ impl Loader {
     /// Opens datasets and tokenizer. What has to be indexed is indexed first, and a stream that ends is counted when its
     /// first row, its steps or its length are asked for.
     pub fn open(recipe: Recipe, options: Options, functions: &[Function]) -> Result<Loader> {
-        let parts = Parts::open(recipe, &options, functions)?;
+        Loader::open_with(recipe, options, functions, &[])
+    }
+
+    /// The same, with operators between documents and rows, whose names the recipe lists behind those of functions.
+    pub fn open_with(recipe: Recipe, options: Options, functions: &[Function], operators: &[OperatorMaker]) -> Result<Loader> {
+        let parts = Parts::open_with(recipe, &options, functions, operators)?;
         Loader::assemble(parts, options)
     }
 
@@ -123,7 +135,7 @@ impl Loader {
         let windows = Windows::new(recipe.shuffle.buffer_size, schedule.lanes());
         let sources = Arc::new(sources);
         let plan = Arc::new(run_plan(&parts, &sources, &windows, &schedule, &[])?);
-        let marks = rank.lanes.clone().map(|lane| (plan.first_anchor(lane), 0)).collect();
+        let marks = rank.lanes.clone().map(|lane| Ok((plan.first_anchor(lane)?, 0))).collect::<Result<_>>()?;
         let names = recipe.datasets.iter().map(|dataset| dataset.spec.name.clone());
         let meter = Arc::new(Meter::new(options.rank, options.ranks, names));
         metrics::register(Noun::Loader, &meter);
@@ -253,7 +265,8 @@ impl Loader {
         }
     }
 
-    fn shape(&self) -> BatchShape {
+    /// What all of its batches have in common.
+    pub fn shape(&self) -> BatchShape {
         let pack = &self.parts.recipe.pack;
         BatchShape { length: pack.max_length as usize, pad_token_id: self.parts.pad_token_id, labels_across_documents: pack.labels_across_documents }
     }

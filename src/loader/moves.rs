@@ -2,7 +2,7 @@
 
 use super::{Loader, Parts, Progress};
 use crate::base::{Error, Result, Status};
-use crate::pipeline::{Checkpoint, Engine, LaneStart, Meta, RunPlan, Tuning, VERSION, Windows, WithinStep, Work};
+use crate::pipeline::{Checkpoint, Engine, LaneStart, Mark, Meta, RunPlan, Tuning, VERSION, Windows, WithinStep, Work};
 use crate::plan::{BatchSchedule, SourcePlan, Weights};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,19 +10,38 @@ use std::sync::Arc;
 impl Loader {
     /// The state after the last batch that [`Loader::next`] returned, for the rank's lanes. Changes nothing.
     pub fn save(&self) -> Checkpoint {
-        let mut checkpoint = Checkpoint { meta: self.meta(), lanes: BTreeMap::new() };
-        for (lane, (anchor, taken)) in self.rank.lanes.clone().zip(&self.marks) {
+        self.state_at(self.step, self.microbatch, &self.marks)
+    }
+
+    /// The state of a moment at which the rank's lanes were there.
+    pub(super) fn state_at(&self, step: u64, microbatch: u64, marks: &[Mark]) -> Checkpoint {
+        let mut checkpoint = Checkpoint { meta: self.meta(step, microbatch), lanes: BTreeMap::new() };
+        for (lane, (anchor, taken)) in self.rank.lanes.clone().zip(marks) {
             checkpoint.put_lane(lane, anchor, *taken);
         }
         checkpoint
     }
 
-    /// Goes on from a checkpoint that holds at least the rank's lanes, whatever the number of ranks that saved it. Refuses,
-    /// by name, whatever would give other rows.
-    pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<()> {
+    /// Step and microbatch of the next batch.
+    pub(super) fn place(&self) -> (u64, u64) {
+        (self.step, self.microbatch)
+    }
+
+    /// Where the rank's lanes are after the last batch.
+    pub(super) fn marks(&self) -> &[Mark] {
+        &self.marks
+    }
+
+    /// Weights set during the run, and the step from which each holds.
+    pub(super) fn mixture(&self) -> &[(u64, Vec<f64>)] {
+        &self.mixture
+    }
+
+    /// Where a checkpoint has the rank's lanes, if this loader may go on from it.
+    pub(super) fn fits(&self, checkpoint: &Checkpoint) -> Result<Vec<Mark>> {
         let was = &checkpoint.meta;
         let paths: Vec<Vec<String>> = self.parts.sources.iter().map(|s| s.paths.clone()).collect();
-        was.check(&self.meta(), &paths)?;
+        was.check(&self.meta(self.step, self.microbatch), &paths)?;
         if let Some(within) = was.within {
             let (size, ranks) = (self.rank.microbatch(), self.options.ranks);
             if within.size != size || within.ranks != ranks {
@@ -39,7 +58,13 @@ impl Loader {
                 ));
             }
         }
-        let marks = self.rank.lanes.clone().map(|lane| checkpoint.lane(lane)).collect::<Result<Vec<_>>>()?;
+        self.rank.lanes.clone().map(|lane| checkpoint.lane(lane)).collect()
+    }
+
+    /// Goes on from a checkpoint that holds at least the rank's lanes, whatever the number of ranks that saved it. Refuses,
+    /// by name, whatever would give other rows.
+    pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<()> {
+        let (was, marks) = (&checkpoint.meta, self.fits(checkpoint)?);
         let plan = Arc::new(run_plan(&self.parts, &self.sources, &self.windows, &self.schedule, &was.mixture)?);
         self.stop();
         if was.mixture != self.mixture {
@@ -64,7 +89,7 @@ impl Loader {
         };
         let behind = step < self.step || (step == self.step && self.microbatch > 0);
         let marks = match (behind, &self.marks) {
-            (true, _) => self.rank.lanes.clone().map(|lane| (self.plan.first_anchor(lane), 0)).collect(),
+            (true, _) => self.rank.lanes.clone().map(|lane| Ok((self.plan.first_anchor(lane)?, 0))).collect::<Result<_>>()?,
             (false, marks) => marks.clone(),
         };
         let work: Arc<dyn Work> = match outline {
@@ -95,12 +120,11 @@ impl Loader {
         Ok(())
     }
 
-    fn meta(&self) -> Meta {
-        let within =
-            (self.microbatch > 0).then_some(WithinStep { microbatch: self.microbatch, size: self.rank.microbatch(), ranks: self.options.ranks });
+    fn meta(&self, step: u64, microbatch: u64) -> Meta {
+        let within = (microbatch > 0).then_some(WithinStep { microbatch, size: self.rank.microbatch(), ranks: self.options.ranks });
         Meta {
             version: VERSION,
-            step: self.step,
+            step,
             within,
             lanes: self.schedule.lanes(),
             recipe: self.parts.recipe.fields().into_iter().collect(),
@@ -164,7 +188,10 @@ pub(super) fn run_to(
     let engine = Engine::new(plan.clone(), work, starts, Tuning { rows_ahead: 0, ..tuning })?;
     let mut marks: Vec<(Arc<[u8]>, u64)> = Vec::with_capacity(starts.len());
     for start in starts {
-        marks.push(start.anchor.clone().unwrap_or_else(|| (plan.first_anchor(start.lane), 0)));
+        marks.push(match &start.anchor {
+            Some(mark) => mark.clone(),
+            None => (plan.first_anchor(start.lane)?, 0),
+        });
     }
     let first = (0..starts.len()).map(|slot| engine.delivered(slot)).collect::<Result<Vec<_>>>()?.into_iter().min().unwrap_or(to);
     let mut at = first;

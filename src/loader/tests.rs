@@ -420,8 +420,8 @@ impl Operator for Swap {
         self.held.iter_mut().collect()
     }
 
-    fn save(&self) -> Vec<u8> {
-        vec![self.count]
+    fn save(&mut self) -> Result<Vec<u8>> {
+        Ok(vec![self.count])
     }
 
     fn load(&mut self, state: &[u8], held: Vec<Piece>) -> Result<()> {

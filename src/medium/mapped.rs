@@ -1,15 +1,18 @@
-//! The `shm` and `file` mediums: one mapped file, anonymous or named.
+//! The `shm` and `file` mediums: one mapped file, anonymous or named. `shm` may be page-locked for copies to a GPU.
 
-use super::Medium;
+use super::{Medium, cuda};
 use crate::base::{Error, Result, Status};
-use crate::os::memory::{self, Mapping};
+use crate::os::memory::{self, Mapping, PAGE};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// A mapped file cut into slots.
 pub struct MappedMedium {
+    // Before the mapping: undone first.
+    pins: Option<Mutex<Pins>>,
     kind: &'static str,
     name: String,
     fd: OwnedFd,
@@ -18,6 +21,13 @@ pub struct MappedMedium {
     stride: usize,
     /// Bytes from the start that are reserved already.
     reserved: AtomicUsize,
+}
+
+/// What is page-locked, from the start on. Only slots that may be used are, since page-locked memory is memory that is there.
+struct Pins {
+    device: i32,
+    len: usize,
+    parts: Vec<cuda::Pinned>,
 }
 
 fn total(slots: u32, stride: usize) -> Result<usize> {
@@ -31,7 +41,28 @@ impl MappedMedium {
         let len = total(slots, stride)?;
         let fd = memory::memfd("lw_payload", len)?;
         let mapping = Mapping::new(fd.as_fd(), len)?;
-        Ok(MappedMedium { kind: "shm", name: String::new(), fd, mapping, slots, stride, reserved: AtomicUsize::new(0) })
+        Ok(MappedMedium { pins: None, kind: "shm", name: String::new(), fd, mapping, slots, stride, reserved: AtomicUsize::new(0) })
+    }
+
+    /// As [`MappedMedium::shm`], page-locked (once for each slot, when it is reserved) for copies to CUDA device `device`, and to any other.
+    pub fn pinned(slots: u32, stride: usize, device: i32) -> Result<MappedMedium> {
+        let mut medium = MappedMedium::shm(slots, stride)?;
+        medium.pins = Some(Mutex::new(Pins { device, len: 0, parts: Vec::new() }));
+        // Whether it can be done at all is found out now, with the first slot.
+        medium.reserve(1)?;
+        Ok(medium)
+    }
+
+    fn pin(&self, len: usize) -> Result<()> {
+        let Some(pins) = &self.pins else { return Ok(()) };
+        let mut pins = pins.lock().unwrap_or_else(PoisonError::into_inner);
+        let end = len.next_multiple_of(PAGE).min(self.mapping.len().next_multiple_of(PAGE));
+        if end > pins.len {
+            let part = cuda::pin(pins.device, self.mapping.at(pins.len), end - pins.len)?;
+            pins.parts.push(part);
+            pins.len = end;
+        }
+        Ok(())
     }
 
     /// A new file at `path`; the owner's `unlink` removes it.
@@ -43,7 +74,7 @@ impl MappedMedium {
             let _ = std::fs::remove_file(path);
             e.within(format!("file medium {}", path.display()))
         })?;
-        Ok(MappedMedium { kind: "file", name: path.to_string_lossy().into_owned(), fd, mapping, slots, stride, reserved: AtomicUsize::new(0) })
+        Ok(MappedMedium { pins: None, kind: "file", name: path.to_string_lossy().into_owned(), fd, mapping, slots, stride, reserved: AtomicUsize::new(0) })
     }
 
     /// A worker's view of a student's medium. A forked child will not have it.
@@ -58,7 +89,7 @@ impl MappedMedium {
         let mapping = Mapping::new(fd.as_fd(), len)?;
         mapping.dont_fork();
         let kind = if kind == "shm" { "shm" } else { "file" };
-        Ok(MappedMedium { kind, name: name.to_owned(), fd, mapping, slots, stride, reserved: AtomicUsize::new(0) })
+        Ok(MappedMedium { pins: None, kind, name: name.to_owned(), fd, mapping, slots, stride, reserved: AtomicUsize::new(0) })
     }
 
     fn check(&self, slot: u32, len: usize) -> Result<NonNull<u8>> {
@@ -98,6 +129,7 @@ impl Medium for MappedMedium {
         if len > have {
             memory::reserve(self.fd.as_fd(), have, len - have, &what)?;
             self.mapping.populate(have, len - have);
+            self.pin(len)?;
             self.reserved.fetch_max(len, Ordering::AcqRel);
         }
         Ok(())

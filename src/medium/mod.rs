@@ -1,21 +1,103 @@
 //! Where payload bytes live. A medium is a store of numbered slots; the student makes and owns it, each worker attaches to it. Who may touch which slot when is
 //! not a medium's business: tickets, fences and recovery are the segment's and the same for all.
 
+pub mod cuda;
 mod mapped;
 
+pub use cuda::CudaMedium;
 pub use mapped::MappedMedium;
 
 use crate::base::{Error, Result, Status};
-use crate::os::memory::PAGE;
+use crate::os::memory::{AlignedBuf, PAGE};
 use crate::os::process;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// Where memory is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Place {
+    /// In this process, to be read and written by address.
+    #[default]
+    Host,
+    /// On the CUDA device of that number in this process: its address is for the driver, and for those who ask it for work.
+    Cuda(i32),
+}
+
+/// A stream of a device (`CUstream`, or 1 and 2 for the two default ones, as CUDA and DLPack number them), on which work of the caller's is queued. 0: none is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stream(pub usize);
+
+impl Stream {
+    /// Nothing is queued: the bytes are there, the reading is done.
+    pub const NONE: Stream = Stream(0);
+
+    /// Whether nothing is queued.
+    pub fn is_none(self) -> bool {
+        self.0 == 0
+    }
+}
+
+/// Memory of one sample outside of the slots.
+pub enum Buffer {
+    /// This process's own.
+    Host(AlignedBuf),
+    /// A device's.
+    Cuda(cuda::Block),
+}
+
+impl Buffer {
+    /// Its address, in its place.
+    pub fn start(&self) -> *mut u8 {
+        match self {
+            Buffer::Host(bytes) => bytes.start(),
+            Buffer::Cuda(block) => block.start().as_ptr(),
+        }
+    }
+
+    /// Its bytes.
+    pub fn len(&self) -> usize {
+        match self {
+            Buffer::Host(bytes) => bytes.len(),
+            Buffer::Cuda(block) => block.len(),
+        }
+    }
+
+    /// True if it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies its first bytes out, at most as many as there are.
+    pub fn read(&self, out: &mut [u8]) -> Result<()> {
+        match self {
+            Buffer::Host(bytes) => out.copy_from_slice(&bytes.bytes()[..out.len()]),
+            Buffer::Cuda(block) => block.read(out)?,
+        }
+        Ok(())
+    }
+}
+
+/// One sample that a worker has made: where it belongs, and where it was made if that is elsewhere.
+pub struct Write<'a> {
+    /// The slot.
+    pub slot: u32,
+    /// Memory of [`Medium::scratch`].
+    pub scratch: Option<&'a Buffer>,
+    /// Bytes.
+    pub len: usize,
+}
+
+/// What a reader had queued when it gave a sample back.
+pub trait Mark: Send {
+    /// Waits until that is done.
+    fn wait(self: Box<Self>) -> Result<()>;
+}
+
 /// A payload store. Methods may be called from several threads at once, for different slots.
 pub trait Medium: Send + Sync {
-    /// `shm`, `file`, or a custom medium's own word.
+    /// `shm`, `file`, `cuda`, or a custom medium's own word.
     fn kind(&self) -> &str;
 
     /// What a worker needs, besides the descriptor of [`Medium::share`], to attach: a path or address, opaque to the library.
@@ -27,7 +109,7 @@ pub trait Medium: Send + Sync {
     /// Bytes from one slot's start to the next: at least the bytes of a sample.
     fn slot_stride(&self) -> usize;
 
-    /// The slot's memory, if it has any that this process can address: aligned to 64 bytes, `slot_stride` long, valid as long as the medium.
+    /// The slot's memory, in its [`Medium::place`], if it has any: aligned to 64 bytes, `slot_stride` long, valid as long as the medium.
     /// Then samples are written and read in place and [`Medium::read`] and [`Medium::write`] are not used.
     fn slot(&self, slot: u32) -> Option<NonNull<u8>>;
 
@@ -45,6 +127,76 @@ pub trait Medium: Send + Sync {
 
     /// Owner: removes what would outlive the process.
     fn unlink(&self) -> Result<()>;
+
+    // What follows is for mediums on devices; a medium in host memory, or a user's own, leaves it as it is.
+
+    /// Where the addresses of [`Medium::slot`] and [`Medium::scratch`] are.
+    fn place(&self) -> Place {
+        Place::Host
+    }
+
+    /// Worker: memory in which a sample is made whose slot has no address here.
+    fn scratch(&self, len: usize) -> Result<Buffer> {
+        Ok(Buffer::Host(AlignedBuf::new(len)))
+    }
+
+    /// Student: a slot's first bytes as memory of their own, for a sample that cannot be left where it lies.
+    fn copy(&self, slot: u32, len: usize) -> Result<Buffer> {
+        let mut copy = AlignedBuf::new(len);
+        self.read(slot, copy.bytes_mut())?;
+        Ok(Buffer::Host(copy))
+    }
+
+    /// Worker: returns once these samples, of which the last parts may be queued on `stream`, are in their slots.
+    fn settle(&self, writes: &[Write<'_>], stream: Stream) -> Result<()> {
+        self.check_stream(stream)?;
+        let made_elsewhere = |w: &Write<'_>| match w.scratch {
+            Some(Buffer::Host(bytes)) => self.write(w.slot, &bytes.bytes()[..w.len]),
+            _ => Ok(()),
+        };
+        writes.iter().try_for_each(made_elsewhere)
+    }
+
+    /// Worker: returns once nothing that this process has queued touches a slot any more.
+    fn quiesce(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Worker: lets go of the student's memory, for good.
+    fn detach(&self) {}
+
+    /// Worker: its bytes lie in host memory beside the student's slots, and are copied up by the student.
+    fn is_beside(&self) -> bool {
+        false
+    }
+
+    /// Student: copies a sample into its slot that a worker wrote beside it.
+    fn bring_up(&self, _slot: u32, _len: usize) -> Result<()> {
+        Err(Error::new(Status::Corrupt, format!("a worker says that it wrote beside the slots of a medium of kind '{}'", self.kind())))
+    }
+
+    /// Student: what is queued on `stream` now; `None` if there is nothing to wait for.
+    fn mark(&self, stream: Stream) -> Result<Option<Box<dyn Mark>>> {
+        self.check_stream(stream).map(|()| None)
+    }
+
+    /// Student: what is queued anywhere now, for a reader that does not say where.
+    fn mark_everything(&self) -> Option<Box<dyn Mark>> {
+        None
+    }
+
+    /// Owner: leaves the memory to the process's end, because another process has not let go of it.
+    fn keep(&mut self) {}
+
+    /// That no stream is named, for memory that no device works on.
+    fn check_stream(&self, stream: Stream) -> Result<()> {
+        if stream.is_none() {
+            return Ok(());
+        }
+        let message =
+            format!("a stream was given, but samples of medium '{}' lie in host memory: synchronize the stream and pass none (NULL)", self.kind());
+        Err(Error::new(Status::Unsupported, message))
+    }
 }
 
 /// A worker's side of a medium kind.
@@ -60,6 +212,21 @@ pub trait Attach: Send + Sync {
 pub enum MediumChoice {
     /// Anonymous shared memory.
     Shm,
+    /// Shared memory, page-locked for copies to a GPU.
+    Pinned {
+        /// The CUDA device's number in this process.
+        device: i32,
+        /// Where CUDA is not to be had: shared memory as it is, said in the log, instead of an error.
+        fallback: bool,
+    },
+    /// A GPU's memory.
+    Cuda {
+        /// The CUDA device's number in this process.
+        device: i32,
+        /// Where CUDA is not to be had, or refuses: shared memory, said in the log, instead of an error. Workers that cannot open the device's memory go through
+        /// host memory.
+        fallback: bool,
+    },
     /// A file of this path, made anew and removed at the end; for payloads larger than memory, on one host.
     File {
         /// Where; must not exist.
@@ -81,6 +248,14 @@ impl MediumChoice {
         let stride = stride_for(sample_bytes)?;
         match self {
             MediumChoice::Shm => Ok(Box::new(MappedMedium::shm(slot_count, stride)?)),
+            MediumChoice::Pinned { device, fallback } => {
+                let made = MappedMedium::pinned(slot_count, stride, device).map(|m| Box::new(m) as Box<dyn Medium>);
+                or_shm(made, fallback, "page-locked shared memory", slot_count, stride)
+            }
+            MediumChoice::Cuda { device, fallback } => {
+                let made = CudaMedium::new(device, slot_count, stride, fallback).map(|m| Box::new(m) as Box<dyn Medium>);
+                or_shm(made, fallback, "medium 'cuda'", slot_count, stride)
+            }
             MediumChoice::File { path } => Ok(Box::new(MappedMedium::file(&path, slot_count, stride)?)),
             MediumChoice::Custom(medium) => {
                 if medium.slot_stride() < sample_bytes {
@@ -90,6 +265,18 @@ impl MediumChoice {
                 Ok(medium)
             }
         }
+    }
+}
+
+/// What was asked for, or, if that is allowed, shared memory in its place.
+fn or_shm(made: Result<Box<dyn Medium>>, fallback: bool, what: &str, slot_count: u32, stride: usize) -> Result<Box<dyn Medium>> {
+    match made {
+        Err(e) if fallback => {
+            tracing::warn!("{what} was asked for; plain shared memory is used instead: {}", e.message);
+            Ok(Box::new(MappedMedium::shm(slot_count, stride)?))
+        }
+        Err(e) => Err(Error::new(e.status, format!("{what}: {}", e.message))),
+        Ok(medium) => Ok(medium),
     }
 }
 
@@ -104,6 +291,11 @@ impl Owned {
     /// Owns `medium` from here on.
     pub fn new(medium: Box<dyn Medium>) -> Owned {
         Owned { medium, unlinked: AtomicBool::new(false), forks: process::fork_depth() }
+    }
+
+    /// Leaves the memory to the process's end.
+    pub fn keep(&mut self) {
+        self.medium.keep();
     }
 
     /// Removes what would outlive the process. Memory that is mapped stays readable.
@@ -128,7 +320,17 @@ impl Drop for Owned {
     }
 }
 
-/// Attaches a worker to the medium that a student described.
+/// Refuses what no medium on a device can do: there a sample's lengths, which lie in its bytes, are nothing that this process could read.
+pub fn check_ragged(medium: &dyn Medium, ragged: bool) -> Result<()> {
+    if !ragged || medium.place() == Place::Host {
+        return Ok(());
+    }
+    let message =
+        format!("ragged dimensions need samples in host memory, and medium '{}' gives them on a device: use shm or file there", medium.kind());
+    Err(Error::new(Status::Unsupported, message))
+}
+
+/// Attaches a worker to the medium that a student described. `device` is the CUDA device on which its samples are made; `None`: the student's.
 pub fn attach(
     custom: &[Box<dyn Attach>],
     kind: &str,
@@ -136,11 +338,13 @@ pub fn attach(
     fd: Option<OwnedFd>,
     slot_count: u32,
     stride: usize,
+    device: Option<i32>,
 ) -> Result<Box<dyn Medium>> {
     if let Some(a) = custom.iter().find(|a| a.kind() == kind) {
         return a.attach(buf_name, fd, slot_count, stride);
     }
     match (kind, fd) {
+        (cuda::KIND, fd) => cuda::attach(buf_name, fd, slot_count, stride, device),
         ("shm" | "file", Some(fd)) => Ok(Box::new(MappedMedium::attach(kind, buf_name, fd, slot_count, stride)?)),
         ("shm" | "file", None) => Err(Error::new(Status::Corrupt, format!("the student described a {kind} medium but sent no descriptor for it"))),
         _ => Err(Error::new(Status::Unsupported, format!("this worker cannot write to a medium of kind '{kind}': give it one (medium=...)"))),

@@ -48,8 +48,13 @@ impl Poller {
 
     /// Up to 16 members that are ready now, without waiting.
     pub fn ready(&self) -> Vec<Ready> {
+        self.wait(0)
+    }
+
+    /// Up to 16 members that are ready, waited for up to `timeout_ms` milliseconds.
+    pub fn wait(&self, timeout_ms: u16) -> Vec<Ready> {
         let mut events = [EpollEvent::empty(); 16];
-        let n = match self.0.wait(&mut events, EpollTimeout::ZERO) {
+        let n = match self.0.wait(&mut events, EpollTimeout::from(timeout_ms)) {
             Ok(n) => n,
             Err(Errno::EINTR) => 0,
             Err(e) => {

@@ -1,7 +1,10 @@
-//! Rows to tensors. A batch holds its rows as pieces; each tensor is written when it is first asked for, straight from
-//! the tokenizer's output, and its memory is used again for later batches.
+//! A batch: some rows of one step, and their tensors. One that was made in this process writes each tensor when it is first
+//! asked for, straight from the tokenizer's output, into memory that is used again for later batches; one that another process
+//! made is a view of the slot in which it lies.
 
-use super::pack::{Piece, Row};
+use super::pack::Row;
+use super::slot::SlotView;
+use super::tensors;
 use std::sync::{Arc, Mutex, OnceLock};
 use twox_hash::XxHash3_64;
 
@@ -36,11 +39,59 @@ pub struct Buffers {
 
 /// Some rows of one step. Tensors are row-major, `rows × length` unless said otherwise.
 pub struct Batch {
-    step: u64,
-    microbatch: u64,
-    microbatches: u64,
-    rows: Vec<BatchRow>,
+    place: Place,
     shape: BatchShape,
+    counts: Counts,
+    rows: OnceLock<Vec<BatchRow>>,
+    memory: Memory,
+}
+
+/// Which part of which step a batch is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub step: u64,
+    pub microbatch: u64,
+    pub microbatches: u64,
+}
+
+/// Sums over a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub rows: usize,
+    pub segments: u64,
+    pub tokens: u64,
+    pub valid_tokens: u64,
+    pub max_seqlen: i32,
+}
+
+impl Counts {
+    fn of(rows: &[BatchRow], shape: BatchShape) -> Counts {
+        let pieces = || rows.iter().flat_map(|r| &r.pieces);
+        let valid = |row: &BatchRow| {
+            let tokens: u64 = row.pieces.iter().map(|p| u64::from(p.len)).sum();
+            let ends = if shape.labels_across_documents { u64::from(tokens > 0) } else { row.pieces.len() as u64 };
+            tokens - ends
+        };
+        let padding = rows.iter().map(|r| tensors::padding(r, shape) as i32).max().unwrap_or(0);
+        Counts {
+            rows: rows.len(),
+            segments: pieces().count() as u64,
+            tokens: pieces().map(|p| u64::from(p.len)).sum(),
+            valid_tokens: rows.iter().map(valid).sum(),
+            max_seqlen: pieces().map(|p| p.len as i32).max().unwrap_or(0).max(padding),
+        }
+    }
+}
+
+/// Where the tensors are.
+enum Memory {
+    /// Here, each written when it is first asked for.
+    Own(Own),
+    /// In a slot that another process wrote, all of them.
+    Slot(SlotView),
+}
+
+struct Own {
     buffers: Arc<Buffers>,
     input_ids: OnceLock<Vec<i64>>,
     labels: OnceLock<Vec<i64>>,
@@ -50,15 +101,9 @@ pub struct Batch {
     loss_mask: OnceLock<Vec<u8>>,
 }
 
-impl Batch {
-    /// Microbatch `microbatch` of `microbatches` of a rank's part of `step`.
-    pub fn new(step: u64, (microbatch, microbatches): (u64, u64), rows: Vec<BatchRow>, shape: BatchShape, buffers: Arc<Buffers>) -> Batch {
-        Batch {
-            step,
-            microbatch,
-            microbatches,
-            rows,
-            shape,
+impl Own {
+    fn new(buffers: Arc<Buffers>) -> Own {
+        Own {
             buffers,
             input_ids: OnceLock::new(),
             labels: OnceLock::new(),
@@ -68,25 +113,83 @@ impl Batch {
             loss_mask: OnceLock::new(),
         }
     }
+}
+
+impl Batch {
+    /// Microbatch `microbatch` of `microbatches` of a rank's part of `step`.
+    pub fn new(step: u64, (microbatch, microbatches): (u64, u64), rows: Vec<BatchRow>, shape: BatchShape, buffers: Arc<Buffers>) -> Batch {
+        let place = Place { step, microbatch, microbatches };
+        let memory = Memory::Own(Own::new(buffers));
+        Batch { place, shape, counts: Counts::of(&rows, shape), rows: OnceLock::from(rows), memory }
+    }
+
+    /// A batch that lies in a slot.
+    pub(super) fn in_slot(place: Place, shape: BatchShape, counts: Counts, view: SlotView) -> Batch {
+        Batch { place, shape, counts, rows: OnceLock::new(), memory: Memory::Slot(view) }
+    }
+
+    /// The same batch in memory of this process, so that its slot is free again.
+    pub fn detached(self, buffers: &Arc<Buffers>) -> Batch {
+        let Memory::Slot(view) = &self.memory else { return self };
+        let wide = |from: &[i64]| OnceLock::from(copied(&buffers.wide, from));
+        let narrow = |from: &[i32]| OnceLock::from(copied(&buffers.narrow, from));
+        let own = Own {
+            buffers: buffers.clone(),
+            input_ids: wide(view.input_ids()),
+            labels: wide(view.labels()),
+            positions: wide(view.positions()),
+            segment_ids: narrow(view.segment_ids()),
+            cu_seqlens: narrow(view.cu_seqlens()),
+            loss_mask: OnceLock::from(view.loss_mask().to_vec()),
+        };
+        self.rows();
+        Batch { place: self.place, shape: self.shape, counts: self.counts, rows: self.rows, memory: Memory::Own(own) }
+    }
+
+    pub(super) fn place(&self) -> Place {
+        self.place
+    }
+
+    pub(super) fn shape(&self) -> BatchShape {
+        self.shape
+    }
+
+    pub(super) fn counts(&self) -> Counts {
+        self.counts
+    }
 
     /// The step that it belongs to, from 0.
     pub fn step(&self) -> u64 {
-        self.step
+        self.place.step
     }
 
     /// Which microbatch of the rank's step it is, from 0.
     pub fn microbatch(&self) -> u64 {
-        self.microbatch
+        self.place.microbatch
     }
 
     /// Microbatches of the step: the same on every rank.
     pub fn microbatches(&self) -> u64 {
-        self.microbatches
+        self.place.microbatches
     }
 
-    /// Its rows: lanes, numbers, and of what documents each is made.
+    /// Its rows: lanes, numbers, and of what documents each is made. The pieces of a batch that lies in a slot have no tokens:
+    /// these are in [`Batch::input_ids`].
     pub fn rows(&self) -> &[BatchRow] {
-        &self.rows
+        self.rows.get_or_init(|| match &self.memory {
+            Memory::Slot(view) => view.rows(),
+            Memory::Own(_) => unreachable!("a batch that was made here has its rows"),
+        })
+    }
+
+    /// How many rows.
+    pub fn num_rows(&self) -> usize {
+        self.counts.rows
+    }
+
+    /// Pieces of documents in all rows.
+    pub fn num_segments(&self) -> u64 {
+        self.counts.segments
     }
 
     /// Tokens of a row.
@@ -96,100 +199,79 @@ impl Batch {
 
     /// Token ids.
     pub fn input_ids(&self) -> &[i64] {
-        self.input_ids.get_or_init(|| {
-            let mut out = self.wide();
-            for row in &self.rows {
-                row.pieces.iter().for_each(|p| out.extend(p.tokens().iter().map(|t| i64::from(*t))));
-                out.resize(out.len() + self.padding(row), i64::from(self.shape.pad_token_id));
-            }
-            out
-        })
+        match &self.memory {
+            Memory::Own(own) => own.input_ids.get_or_init(|| self.wide(own, tensors::input_ids)),
+            Memory::Slot(view) => view.input_ids(),
+        }
     }
 
     /// The token to be predicted at each position: the next one of the same document, else [`IGNORE`]. The last position of
     /// a row, and padding, are always ignored.
     pub fn labels(&self) -> &[i64] {
-        self.labels.get_or_init(|| {
-            let mut out = self.wide();
-            for row in &self.rows {
-                for (i, piece) in row.pieces.iter().enumerate() {
-                    out.extend(piece.tokens().iter().skip(1).map(|t| i64::from(*t)));
-                    let next = row.pieces.get(i + 1).filter(|_| self.shape.labels_across_documents);
-                    out.push(next.and_then(|p| p.tokens().first()).map_or(IGNORE, |t| i64::from(*t)));
-                }
-                out.resize(out.len() + self.padding(row), IGNORE);
-            }
-            out
-        })
+        match &self.memory {
+            Memory::Own(own) => own.labels.get_or_init(|| self.wide(own, tensors::labels)),
+            Memory::Slot(view) => view.labels(),
+        }
     }
 
     /// The place of each token in its document, so that a document that goes on in another row keeps counting; 0 in padding.
     pub fn positions(&self) -> &[i64] {
-        self.positions.get_or_init(|| {
-            let mut out = self.wide();
-            for row in &self.rows {
-                row.pieces.iter().for_each(|p| out.extend(i64::from(p.start)..i64::from(p.start) + i64::from(p.len)));
-                out.resize(out.len() + self.padding(row), 0);
-            }
-            out
-        })
+        match &self.memory {
+            Memory::Own(own) => own.positions.get_or_init(|| self.wide(own, tensors::positions)),
+            Memory::Slot(view) => view.positions(),
+        }
     }
 
     /// Which document of its row each token belongs to, from 1; 0 in padding.
     pub fn segment_ids(&self) -> &[i32] {
-        self.segment_ids.get_or_init(|| {
-            let mut out = self.narrow();
-            for row in &self.rows {
-                for (i, piece) in row.pieces.iter().enumerate() {
-                    out.resize(out.len() + piece.len as usize, i as i32 + 1);
-                }
-                out.resize(out.len() + self.padding(row), 0);
-            }
-            out
-        })
+        match &self.memory {
+            Memory::Own(own) => own.segment_ids.get_or_init(|| {
+                let mut out = take(&own.buffers.narrow, self.elements());
+                tensors::segment_ids(self.rows(), self.shape, &mut out);
+                out
+            }),
+            Memory::Slot(view) => view.segment_ids(),
+        }
     }
 
     /// Where segments start in the batch laid out as one sequence, and its end: what attention over sequences of
     /// different length takes. A row's padding is a segment of its own, so the last entry is `rows · length`.
     pub fn cu_seqlens(&self) -> &[i32] {
-        self.cu_seqlens.get_or_init(|| {
-            let mut out = self.narrow();
-            let mut end = 0i32;
-            out.push(0);
-            for row in &self.rows {
-                let padding = self.padding(row) as u32;
-                for len in row.pieces.iter().map(|p| p.len).chain((padding > 0).then_some(padding)) {
-                    end += len as i32;
-                    out.push(end);
-                }
-            }
-            out
-        })
+        match &self.memory {
+            Memory::Own(own) => own.cu_seqlens.get_or_init(|| {
+                let mut out = take(&own.buffers.narrow, 0);
+                out.extend(tensors::cu_seqlens(self.rows(), self.shape));
+                out
+            }),
+            Memory::Slot(view) => view.cu_seqlens(),
+        }
     }
 
     /// The longest segment, padding included.
     pub fn max_seqlen(&self) -> i32 {
-        self.cu_seqlens().windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0)
+        self.counts.max_seqlen
     }
 
     /// 1 where the label counts, else 0.
     pub fn loss_mask(&self) -> &[u8] {
-        self.loss_mask.get_or_init(|| self.labels().iter().map(|l| u8::from(*l != IGNORE)).collect())
+        match &self.memory {
+            Memory::Own(own) => own.loss_mask.get_or_init(|| {
+                let mut out = vec![0; self.elements()];
+                tensors::loss_mask(self.labels(), &mut out);
+                out
+            }),
+            Memory::Slot(view) => view.loss_mask(),
+        }
     }
 
     /// Labels that count. A loss is to be divided by their sum over all ranks.
     pub fn num_valid_tokens(&self) -> u64 {
-        let valid = |row: &BatchRow| {
-            let tokens: u64 = row.pieces.iter().map(|p| u64::from(p.len)).sum();
-            let ends = if self.shape.labels_across_documents { u64::from(tokens > 0) } else { row.pieces.len() as u64 };
-            tokens - ends
-        };
-        self.rows.iter().map(valid).sum()
+        self.counts.valid_tokens
     }
 
     /// Tokens of documents, without padding.
     pub fn num_tokens(&self) -> u64 {
-        self.rows.iter().flat_map(|r| &r.pieces).map(|p| u64::from(p.len)).sum()
+        self.counts.tokens
     }
 
     /// A hash of ids, labels, positions and segment ids of each row that is part of the global batch, in order.
@@ -204,19 +286,18 @@ impl Batch {
             self.segment_ids()[i * length..][..length].iter().for_each(|v| bytes.extend_from_slice(&v.to_le_bytes()));
             XxHash3_64::oneshot(&bytes)
         };
-        (0..self.rows.len()).filter(|i| self.rows[*i].of.is_some()).map(hash).collect()
+        let rows = self.rows();
+        (0..rows.len()).filter(|i| rows[*i].of.is_some()).map(hash).collect()
     }
 
-    fn padding(&self, row: &BatchRow) -> usize {
-        self.shape.length - row.pieces.iter().map(|p: &Piece| p.len as usize).sum::<usize>()
+    fn elements(&self) -> usize {
+        self.counts.rows * self.shape.length
     }
 
-    fn wide(&self) -> Vec<i64> {
-        take(&self.buffers.wide, self.rows.len() * self.shape.length)
-    }
-
-    fn narrow(&self) -> Vec<i32> {
-        take(&self.buffers.narrow, self.rows.len() * self.shape.length)
+    fn wide(&self, own: &Own, write: fn(&[BatchRow], BatchShape, &mut [i64])) -> Vec<i64> {
+        let mut out = take(&own.buffers.wide, self.elements());
+        write(self.rows(), self.shape, &mut out);
+        out
     }
 }
 
@@ -229,10 +310,16 @@ pub fn global_hash(rows: impl IntoIterator<Item = u64>) -> u64 {
 /// Buffers kept: enough for the tensors of a few batches.
 const KEPT: usize = 16;
 
-fn take<T>(kept: &Mutex<Vec<Vec<T>>>, size: usize) -> Vec<T> {
+/// `size` elements, whose values mean nothing.
+fn take<T: Copy + Default>(kept: &Mutex<Vec<Vec<T>>>, size: usize) -> Vec<T> {
     let mut buffer = kept.lock().unwrap_or_else(|e| e.into_inner()).pop().unwrap_or_default();
-    buffer.clear();
-    buffer.reserve(size);
+    buffer.resize(size, T::default());
+    buffer
+}
+
+fn copied<T: Copy + Default>(kept: &Mutex<Vec<Vec<T>>>, from: &[T]) -> Vec<T> {
+    let mut buffer = take(kept, from.len());
+    buffer.copy_from_slice(from);
     buffer
 }
 
@@ -242,7 +329,7 @@ fn give_back<T>(kept: &Mutex<Vec<Vec<T>>>, buffer: Option<Vec<T>>) {
     kept.extend(buffer.filter(|_| !full));
 }
 
-impl Drop for Batch {
+impl Drop for Own {
     fn drop(&mut self) {
         for tensor in [&mut self.input_ids, &mut self.labels, &mut self.positions] {
             give_back(&self.buffers.wide, tensor.take());
@@ -255,7 +342,7 @@ impl Drop for Batch {
 
 #[cfg(test)]
 mod tests {
-    use super::super::pack::Tokens;
+    use super::super::pack::{Piece, Tokens};
     use super::*;
 
     fn piece(start: u32, ids: &[u32]) -> Piece {

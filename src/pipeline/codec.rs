@@ -74,6 +74,11 @@ impl<'a> Reader<'a> {
     /// As many bytes as the next integer says.
     pub fn get_bytes(&mut self) -> Result<&'a [u8]> {
         let len = self.get()?;
+        self.take(len)
+    }
+
+    /// The next `len` bytes.
+    pub fn take(&mut self, len: u64) -> Result<&'a [u8]> {
         let Some((bytes, rest)) = usize::try_from(len).ok().and_then(|len| self.bytes.split_at_checked(len)) else {
             return Err(damaged(&format!("{len} bytes where {} are left", self.bytes.len())));
         };

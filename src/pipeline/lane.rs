@@ -103,7 +103,7 @@ impl Lane {
         lane.rows = start.rows;
         match &start.anchor {
             Some((anchor, taken)) => lane.restore(anchor, *taken).map_err(|e| e.within(format!("lane {}", start.lane)))?,
-            None => lane.open_window(0),
+            None => lane.open_window(0)?,
         }
         Ok(lane)
     }
@@ -169,7 +169,7 @@ impl Lane {
                 return Ok(Progress::Enough);
             }
             if let Some(row) = self.packer.pop() {
-                self.add(row);
+                self.add(row)?;
             } else if let Some(piece) = self.operators.pop() {
                 self.packer.push(piece);
             } else if self.ended {
@@ -196,27 +196,26 @@ impl Lane {
     }
 
     /// Puts a row into its window.
-    fn add(&mut self, row: Row) {
+    fn add(&mut self, row: Row) -> Result<()> {
         let window = self.windows.back_mut().expect("a window is open while rows are made");
         let delivered = window.order[..window.skip].contains(&(window.rows.len() as u32));
         window.rows.push(if delivered { None } else { Some(row) });
         let full = window.is_full();
         self.made += 1;
         self.counts.rows += 1;
-        if full {
-            self.open_window(0);
-        }
+        if full { self.open_window(0) } else { Ok(()) }
     }
 
     /// Freezes an anchor and opens the window that starts with the next row; its first `skip` rows have been delivered.
-    fn open_window(&mut self, skip: usize) {
+    fn open_window(&mut self, skip: usize) -> Result<()> {
         let number = self.plan.windows.of_row(self.made);
         let left = self.rows.map_or(u64::MAX, |rows| rows.saturating_sub(self.made));
         let size = self.plan.windows.size(number).min(left) as u32;
         let mut order = Vec::new();
         self.plan.windows.order(self.plan.shuffle_seed, self.lane, number, size, &mut order);
-        let anchor = self.anchor();
+        let anchor = self.anchor()?;
         self.windows.push_back(Window { start: self.made, order, rows: Vec::with_capacity(size as usize), skip, anchor });
+        Ok(())
     }
 
     /// One turn: a document goes to the packer. `false` if it has to be waited for.
@@ -265,7 +264,8 @@ impl Lane {
         if self.operators.is_empty() {
             self.packer.push(piece)
         } else {
-            self.operators.push(piece)?
+            let all: u64 = self.plan.sources.iter().map(|s| s.documents()).sum();
+            self.operators.push(piece, all * 2 + 4096)?
         }
         Ok(true)
     }

@@ -15,7 +15,8 @@
 //! | `engine` | the pool, and how lanes take turns on it |
 //! | `codec` | the few integers that an anchor is made of |
 //! | `checkpoint` | anchors of all lanes, and what they belong to |
-//! | `batch` | rows to tensors |
+//! | `batch`, `tensors` | rows to tensors |
+//! | `slot` | batches in memory that several processes read |
 
 mod batch;
 mod checkpoint;
@@ -27,9 +28,11 @@ mod operator;
 mod pack;
 mod run;
 mod shuffle;
+mod slot;
 mod stream;
 #[cfg(test)]
 pub(crate) mod synthetic;
+mod tensors;
 mod text;
 pub mod tokenize;
 mod work;
@@ -39,10 +42,11 @@ pub use checkpoint::{Checkpoint, DataIdentity, Meta, VERSION, WithinStep};
 pub use engine::{Engine, Tuning};
 pub use lane::{LaneCounts, LaneRow};
 pub use map::{Function, TextFunction};
-pub use operator::{Operator, OperatorMaker};
+pub use operator::{MOST_STATE, Operator, OperatorMaker};
 pub use pack::{Packer, Piece, Row, Tokens};
 pub use run::{LaneStart, RunPlan};
 pub use shuffle::Windows;
+pub use slot::{Mark, SlotLayout};
 pub use stream::LeftOut;
 pub use text::TextWork;
 pub use work::{Fate, Made, Request, Window, Work, Worker};

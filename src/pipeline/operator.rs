@@ -11,6 +11,9 @@ use crate::base::{Error, Result, Status};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+/// Bytes that an operator may write down in a lane's anchor, beside the pieces that it holds.
+pub const MOST_STATE: usize = 64 << 10;
+
 /// One lane's state of a user's operator.
 pub trait Operator: Send {
     /// Takes a piece, at first always a whole document, and appends to `out` whatever goes on now: this piece, parts of it
@@ -28,9 +31,11 @@ pub trait Operator: Send {
         Vec::new()
     }
 
-    /// What is remembered beside the pieces held, in a form that never changes; short, since every lane's anchor has it.
-    fn save(&self) -> Vec<u8> {
-        Vec::new()
+    /// What is remembered beside the pieces held, in a form that never changes; short, since every lane's anchor has it
+    /// ([`MOST_STATE`]). Called before `held`, at each anchor. Nothing, and no piece held, says that the operator is as
+    /// it was made.
+    fn save(&mut self) -> Result<Vec<u8>> {
+        Ok(Vec::new())
     }
 
     /// Takes up what `save` wrote, and the pieces that `held` gave then. Their tokens come later: only after this call
@@ -55,9 +60,12 @@ pub struct OperatorMaker {
 /// A lane's operators, one behind the other, and what is on its way from them to the packer.
 #[derive(Default)]
 pub(super) struct Operators {
+    lane: u32,
     names: Vec<String>,
     chain: Vec<Box<dyn Operator>>,
     arriving: VecDeque<Piece>,
+    /// Documents taken since a piece last came out.
+    barren: u64,
     /// Where pieces go from one operator to the next.
     from: Vec<Piece>,
     to: Vec<Piece>,
@@ -66,7 +74,7 @@ pub(super) struct Operators {
 impl Operators {
     pub fn new(makers: &[OperatorMaker], lane: u32) -> Operators {
         let chain = makers.iter().map(|m| (m.make)(lane)).collect();
-        Operators { names: makers.iter().map(|m| m.name.clone()).collect(), chain, ..Operators::default() }
+        Operators { lane, names: makers.iter().map(|m| m.name.clone()).collect(), chain, ..Operators::default() }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -78,10 +86,18 @@ impl Operators {
         self.arriving.pop_front()
     }
 
-    /// A document goes through all operators.
-    pub fn push(&mut self, piece: Piece) -> Result<()> {
+    /// A document goes through all operators. That `most` in a row bring nothing out is an error: the lane would wait for ever.
+    pub fn push(&mut self, piece: Piece, most: u64) -> Result<()> {
         self.from.push(piece);
-        self.run(0, false)
+        self.run(0, false)?;
+        self.barren = if self.arriving.is_empty() { self.barren + 1 } else { 0 };
+        if self.barren > most {
+            let (names, lane, barren) = (self.names.join("', '"), self.lane, self.barren);
+            let message =
+                format!("operator '{names}' hands nothing on: lane {lane} has given it {barren} documents in a row, more than twice all there are");
+            return Err(Error::new(Status::Data, message));
+        }
+        Ok(())
     }
 
     /// No document comes any more.
@@ -107,9 +123,15 @@ impl Operators {
         self.chain.iter_mut().flat_map(|o| o.held()).chain(self.arriving.iter_mut())
     }
 
-    pub fn save(&mut self, out: &mut Vec<u8>) {
-        for operator in &mut self.chain {
-            let state = operator.save();
+    pub fn save(&mut self, out: &mut Vec<u8>) -> Result<()> {
+        for (operator, name) in self.chain.iter_mut().zip(&self.names) {
+            let state = operator.save().map_err(|e| e.within(format!("operator '{name}'")))?;
+            if state.len() > MOST_STATE {
+                let hint = "keep less, or hold pieces, which are written as pointers";
+                let message =
+                    format!("operator '{name}': its state in lane {} has {} bytes; at most {MOST_STATE} are kept; {hint}", self.lane, state.len());
+                return Err(Error::new(Status::Unsupported, message));
+            }
             put(out, state.len() as u64);
             out.extend_from_slice(&state);
             let held: Vec<&Piece> = operator.held().into_iter().map(|p| &*p).collect();
@@ -118,6 +140,7 @@ impl Operators {
         if !self.chain.is_empty() {
             save_pieces(self.arriving.iter(), out);
         }
+        Ok(())
     }
 
     pub fn load(&mut self, from: &mut Reader<'_>, sources: usize) -> Result<()> {

@@ -130,14 +130,13 @@ impl Packer {
     /// An empty packer. `domains` has an entry a source: sources of the same number may share a row.
     pub fn new(recipe: &PackRecipe, domains: Vec<u16>) -> Packer {
         let count = domains.iter().max().map_or(1, |d| usize::from(*d) + 1);
-        let length = recipe.max_length;
+        let most = recipe.max_sequences_per_bin.map_or(usize::MAX, |most| most as usize);
         let pack = |_| -> Box<dyn Pack> {
             match recipe.algorithm {
-                Algorithm::Wrap => Box::new(wrap::Wrap::new(length)),
-                Algorithm::FirstFit => Box::new(fit::Fit::new(length, recipe.num_bins as usize, false)),
-                Algorithm::BestFit => Box::new(fit::Fit::new(length, recipe.num_bins as usize, true)),
-                Algorithm::BestFitWrap => Box::new(pool::Pool::new(length, recipe.candidate_pool_size as usize)),
-                Algorithm::None => Box::new(fit::Fit::new(length, 0, false)),
+                Algorithm::Wrap => Box::new(wrap::Wrap::new(recipe.max_length, most)),
+                Algorithm::FirstFit | Algorithm::BestFit => Box::new(fit::Fit::new(recipe, recipe.num_bins as usize)),
+                Algorithm::BestFitWrap => Box::new(pool::Pool::new(recipe.max_length, recipe.candidate_pool_size as usize, most)),
+                Algorithm::None => Box::new(fit::Fit::new(recipe, 0)),
             }
         };
         Packer { domains, packs: (0..count).map(pack).collect(), last: 0, flush: false }

@@ -3,6 +3,7 @@
 use super::lane::Lane;
 use super::operator::OperatorMaker;
 use super::shuffle::Windows;
+use crate::base::Result;
 use crate::plan::{SourcePlan, Unit, Weights};
 use crate::recipe::{Exhausted, PackRecipe};
 use std::sync::Arc;
@@ -36,7 +37,7 @@ pub struct RunPlan {
 
 impl RunPlan {
     /// The anchor of a lane's beginning.
-    pub fn first_anchor(self: &Arc<RunPlan>, lane: u32) -> Arc<[u8]> {
+    pub fn first_anchor(self: &Arc<RunPlan>, lane: u32) -> Result<Arc<[u8]>> {
         Lane::at_beginning(0, self.clone(), Ahead { task_bytes: 1, lane_bytes: 1 }, lane).anchor()
     }
 

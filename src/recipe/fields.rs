@@ -55,6 +55,15 @@ impl Recipe {
             Algorithm::BestFitWrap => add("pack.candidate_pool_size".into(), pack.candidate_pool_size.to_string()),
             Algorithm::Wrap | Algorithm::None => {}
         }
+        if let Some(most) = pack.max_sequences_per_bin {
+            add("pack.max_sequences_per_bin".into(), most.to_string());
+        }
+        if pack.min_sequence_length != 1 {
+            add("pack.min_sequence_length".into(), pack.min_sequence_length.to_string());
+        }
+        if pack.flush_strategy != FlushStrategy::Fifo {
+            add("pack.flush_strategy".into(), text(pack.flush_strategy.name()));
+        }
         add("pack.pad_token_id".into(), pack.pad_token_id.map_or("unset".into(), |id| id.to_string()));
         add("pack.homogeneity".into(), text(pack.homogeneity.name()));
         if !pack.groups.is_empty() {
@@ -106,6 +115,10 @@ impl Recipe {
         let p = &self.pack;
         let _ = write!(out, "\n[pack]\nmax_length = {}\nalgorithm = {}\n", p.max_length, text(p.algorithm.name()));
         let _ = writeln!(out, "num_bins = {}\ncandidate_pool_size = {}", p.num_bins, p.candidate_pool_size);
+        if let Some(most) = p.max_sequences_per_bin {
+            let _ = writeln!(out, "max_sequences_per_bin = {most}");
+        }
+        let _ = writeln!(out, "min_sequence_length = {}\nflush_strategy = {}", p.min_sequence_length, text(p.flush_strategy.name()));
         if let Some(id) = p.pad_token_id {
             let _ = writeln!(out, "pad_token_id = {id}");
         }

@@ -108,7 +108,10 @@ fn weights(given: &Value<'_>, datasets: &[DatasetRecipe]) -> Result<Vec<f64>> {
 }
 
 fn tokenizer(mut t: Table<'_>, located: &dyn Fn(&str) -> String) -> Result<TokenizerRecipe> {
-    let mut recipe = TokenizerRecipe::new(located(t.need("path")?.str()?));
+    let path = t.need("path")?.str()?;
+    let here = located(path);
+    // An id of the hub stays as it is, unless there is such a file or folder; whoever loads the tokenizer looks it up in the hub's cache.
+    let mut recipe = TokenizerRecipe::new(if is_hub_id(path) && !Path::new(&here).exists() { path.to_string() } else { here });
     if let Some(v) = t.get("special_tokens") {
         recipe.special_tokens = v.word(SpecialTokens::from_name)?;
     }
@@ -122,6 +125,12 @@ fn tokenizer(mut t: Table<'_>, located: &dyn Fn(&str) -> String) -> Result<Token
     Ok(recipe)
 }
 
+/// Whether a path may be the id of a model on the hub: `gpt2`, `owner/name`.
+fn is_hub_id(path: &str) -> bool {
+    let part = |p: &str| !p.is_empty() && !p.starts_with('.') && p.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c));
+    path.split('/').count() <= 2 && path.split('/').all(part) && !path.ends_with(".json")
+}
+
 fn pack(mut t: Table<'_>) -> Result<PackRecipe> {
     let mut pack = PackRecipe::new(t.need("max_length")?.u32()?);
     if let Some(v) = t.get("algorithm") {
@@ -129,6 +138,13 @@ fn pack(mut t: Table<'_>) -> Result<PackRecipe> {
     }
     if let Some(v) = t.get("num_bins") {
         pack.num_bins = v.u32()?;
+    }
+    pack.max_sequences_per_bin = t.get("max_sequences_per_bin").map(|v| v.u32()).transpose()?;
+    if let Some(v) = t.get("min_sequence_length") {
+        pack.min_sequence_length = v.u32()?;
+    }
+    if let Some(v) = t.get("flush_strategy") {
+        pack.flush_strategy = v.word(FlushStrategy::from_name)?;
     }
     if let Some(v) = t.get("candidate_pool_size") {
         pack.candidate_pool_size = v.u32()?;

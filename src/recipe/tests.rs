@@ -36,6 +36,7 @@ max_length = 2048
 algorithm = "best_fit_wrap"
 num_bins = 32
 candidate_pool_size = 16
+max_sequences_per_bin = 9
 pad_token_id = 7
 homogeneity = "group"
 groups = { all = ["wiki", "news of \"today\""] }
@@ -66,6 +67,35 @@ fn every_option_is_read_and_written_back() {
     let again = Recipe::parse(&r.to_toml(), None).unwrap();
     assert_eq!(again, r);
     assert_eq!(again.fingerprint(), r.fingerprint());
+}
+
+#[test]
+fn a_tokenizers_hub_id_stays_as_it_is_unless_such_a_file_lies_beside_the_recipe() {
+    let path = |path: &str, base: &Path| {
+        let text = SMALL.replace("path = \"t\"", &format!("path = \"{path}\""));
+        Recipe::parse(&text, Some(base)).unwrap().tokenizer.path
+    };
+    let base = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for id in ["gpt2", "meta-llama/Llama-3.1-8B"] {
+        assert_eq!(path(id, base), id);
+    }
+    for here in ["src", "examples/recipes", "tokenizer.json", "a/b/c", "./gpt2", "../gpt2"] {
+        assert_eq!(path(here, base), base.join(here).to_string_lossy(), "{here}");
+    }
+    assert_eq!(path("/abs/gpt2", base), "/abs/gpt2");
+}
+
+#[test]
+fn what_only_some_packers_have_is_refused_with_the_others() {
+    let parse = |keys: &str| Recipe::parse(&SMALL.replace("max_length = 8\n", &format!("max_length = 8\n{keys}")), None);
+    let fits = "algorithm = \"first_fit\"\nmin_sequence_length = 3\nflush_strategy = \"fullest\"\n";
+    let r = parse(fits).unwrap();
+    assert_eq!(Recipe::parse(&r.to_toml(), None).unwrap(), r);
+    assert!(parse(&fits.replace("first_fit", "wrap")).unwrap_err().message.contains("pack.min_sequence_length belongs to first_fit"));
+    assert!(parse("flush_strategy = \"fullest\"\n").unwrap_err().message.contains("pack.flush_strategy"));
+    assert!(parse("max_sequences_per_bin = 0\n").unwrap_err().message.contains("max_sequences_per_bin is 0"));
+    assert!(parse("algorithm = \"best_fit\"\nmin_sequence_length = 9\n").unwrap_err().message.contains("from 1 to max_length"));
+    assert_eq!(parse("max_sequences_per_bin = 2\n").unwrap().fields().iter().filter(|(n, _)| n == "pack.max_sequences_per_bin").count(), 1);
 }
 
 #[test]

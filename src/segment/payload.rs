@@ -5,8 +5,8 @@ use std::ptr::NonNull;
 
 /// The `len` bytes of a slot's memory, while `writing`, the word with which this process took the slot, stands in it; else `None`.
 ///
-/// `start` is what the medium gave for this slot and `len` at most its stride: the medium's promise, which outlives `slot`, is that so many bytes can be
-/// read and written there.
+/// `start` is what the medium gave for this slot, or for a sample that belongs in it, in host memory, and `len` at most as much as it gave: its promise, which
+/// outlives `slot`, is that so many bytes can be read and written there.
 #[expect(clippy::mut_from_ref, reason = "the slot's word, not the reference to it, says whose the bytes are")]
 pub fn writing_bytes(slot: &Slot, writing: SlotWord, start: NonNull<u8>, len: usize) -> Option<&mut [u8]> {
     let ours = writing.state() == SlotState::Writing && slot.word() == writing;

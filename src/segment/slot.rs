@@ -83,6 +83,8 @@ pub struct Content {
     pub length: u64,
     /// True if this is an error's text instead of a sample.
     pub failed: bool,
+    /// True if the bytes lie in the host memory beside a device's slots, from where the student copies them up.
+    pub beside: bool,
     /// Nanoseconds from claim to publication.
     pub made_in: u64,
 }
@@ -95,7 +97,8 @@ pub struct Slot {
     length: AtomicU64,
     made_in: AtomicU64,
     cell: AtomicU32,
-    failed: AtomicU32,
+    /// Bit 0: failed; bit 1: beside.
+    marks: AtomicU32,
     unused: [u64; 3],
 }
 
@@ -103,7 +106,7 @@ impl Slot {
     /// A FREE slot outside of any segment, for tests and model checkers.
     pub fn unbound() -> Slot {
         let zero = || AtomicU64::new(0);
-        Slot { word: zero(), version: zero(), length: zero(), made_in: zero(), cell: AtomicU32::new(0), failed: AtomicU32::new(0), unused: [0; 3] }
+        Slot { word: zero(), version: zero(), length: zero(), made_in: zero(), cell: AtomicU32::new(0), marks: AtomicU32::new(0), unused: [0; 3] }
     }
 
     /// The word now. Acquire: pairs with the releases below.
@@ -131,7 +134,7 @@ impl Slot {
         self.cell.store(content.cell, Ordering::Relaxed);
         self.version.store(content.version, Ordering::Relaxed);
         self.length.store(content.length, Ordering::Relaxed);
-        self.failed.store(u32::from(content.failed), Ordering::Relaxed);
+        self.marks.store(u32::from(content.failed) | u32::from(content.beside) << 1, Ordering::Relaxed);
         self.made_in.store(content.made_in, Ordering::Relaxed);
         let ready = SlotWord::new(SlotState::Ready, writing.seat(), writing.version(), 0);
         self.step(writing, ready).then_some(ready)
@@ -165,11 +168,13 @@ impl Slot {
 
     /// The record. Meaningful while the slot is READY or READING and the caller holds it.
     pub fn content(&self) -> Content {
+        let marks = self.marks.load(Ordering::Relaxed);
         Content {
             cell: self.cell.load(Ordering::Relaxed),
             version: self.version.load(Ordering::Relaxed),
             length: self.length.load(Ordering::Relaxed),
-            failed: self.failed.load(Ordering::Relaxed) != 0,
+            failed: marks & 1 != 0,
+            beside: marks & 2 != 0,
             made_in: self.made_in.load(Ordering::Relaxed),
         }
     }

@@ -7,6 +7,7 @@ use laneway::exchange::endpoints::Endpoints;
 use laneway::exchange::message::{Model, StudentRole};
 use laneway::exchange::student::{Numbering, Sample, Student, StudentOptions};
 use laneway::exchange::worker::{Task, Worker, WorkerOptions};
+use laneway::medium::{MediumChoice, Place};
 use laneway::os::clock;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -77,7 +78,30 @@ pub fn expected(lane: u64, step: u64, generation: u64, i: u64) -> u64 {
     mix(lane << 48 ^ step << 16 ^ generation << 56 ^ mix(i))
 }
 
-/// Writes a task's payload.
+/// The bytes of a ticket's sample.
+pub fn payload(lane: u64, step: u64, generation: u64, bytes: usize) -> Vec<u8> {
+    (0..(bytes / 8) as u64).flat_map(|i| expected(lane, step, generation, i).to_ne_bytes()).collect()
+}
+
+/// Writes a task's payload, wherever it belongs.
+pub fn make(worker: &Worker, task: &Task) {
+    match task.place {
+        Place::Host => fill(task),
+        Place::Cuda(_) => worker.write(task.id, &payload(task.lane, task.step, task.generation, task.capacity)).unwrap(),
+    }
+}
+
+/// Checks every byte of a sample, wherever it lies.
+pub fn check(student: &Student, sample: &Sample) {
+    if sample.place == Place::Host {
+        return verify(sample);
+    }
+    let mut bytes = vec![0; sample.len];
+    student.read(sample.slot, sample.serial, &mut bytes).unwrap();
+    assert!(bytes == payload(sample.lane, sample.step, sample.generation, sample.len), "lane {} step {}", sample.lane, sample.step);
+}
+
+/// Writes a task's payload, which is in host memory.
 pub fn fill(task: &Task) {
     for i in 0..(task.capacity / 8) as u64 {
         let word = expected(task.lane, task.step, task.generation, i);
@@ -99,7 +123,7 @@ pub fn verify(sample: &Sample) {
 pub fn serve(worker: &Worker) {
     let mut tasks = Vec::new();
     while worker.take(u32::MAX, &mut tasks, patience()).is_ok() {
-        tasks.iter().for_each(fill);
+        tasks.iter().for_each(|t| make(worker, t));
         let done: Vec<(u64, usize)> = tasks.iter().map(|t| (t.id, t.capacity)).collect();
         worker.commit(&done).unwrap();
         tasks.clear();
@@ -110,7 +134,39 @@ pub fn serve(worker: &Worker) {
 pub fn next(student: &Student) -> Sample {
     let mut out = Vec::new();
     student.next(1, &mut out, patience()).unwrap();
-    verify(&out[0]);
+    check(student, &out[0]);
     student.release(&[(out[0].slot, out[0].serial)]).unwrap();
     out[0]
+}
+
+/// Words of a sample in [`suite`].
+pub const WORDS: u64 = 700;
+
+/// The promises that every medium keeps. `open` opens a worker for batches of so many; `has_memory` says whether samples can be held where they lie.
+pub fn suite(room: &Room, medium: MediumChoice, open: impl Fn(u32) -> Worker, has_memory: bool) {
+    let _broker = room.broker();
+    let student = student(room, WORDS, |o| {
+        (o.slot_count, o.prefetch, o.max_batch) = (6, 5, 3);
+        o.medium = medium;
+    });
+    let workers = [open(3), open(1)];
+    std::thread::scope(|s| {
+        workers.iter().for_each(|w| {
+            s.spawn(|| serve(w));
+        });
+        student.set_model(model("a"), patience()).unwrap();
+        (0..300).for_each(|step| assert_eq!((next(&student).step, student.generation()), (step, 1)));
+        student.set_model(model("b"), patience()).unwrap();
+        let mut held = Vec::new();
+        while held.len() < 20 {
+            student.next(20 - held.len(), &mut held, patience()).unwrap();
+        }
+        assert!(held.iter().zip(300..).all(|(sample, step)| (sample.step, sample.generation) == (step, 2)));
+        held.iter().for_each(|sample| check(&student, sample));
+        assert_eq!(student.stats().held, if has_memory { 5 } else { 0 }, "views need memory");
+        let refs: Vec<(u32, u64)> = held.iter().map(|h| (h.slot, h.serial)).collect();
+        student.release(&refs).unwrap();
+        assert_eq!(next(&student).step, 320);
+        workers.iter().for_each(Worker::stop);
+    });
 }

@@ -11,7 +11,8 @@ Start here:
 Or, without a teacher:
 
 - a :class:`Loader` turns a recipe into batches, the same global batches on any number of ranks;
-- a :class:`Pipeline` is the same from calls instead of a file.
+- a :class:`Pipeline` is the same from calls instead of a file;
+- a :class:`NodeLoader` reads batches that one process makes for all ranks of a node: ``laneway serve``, or a :class:`Server`.
 
 NumPy is needed, torch is not: where torch can be imported tensors are torch tensors, else NumPy arrays. torch is imported when
 first needed, not by ``import laneway``.
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from . import io, work
 from ._functions import Function
 from ._metrics import MetricsServer, metrics, metrics_text, serve_metrics
+from ._operators import Operator, SampleMeta, SampleRecord
 from ._version import __version__
 from .batch import Batch, global_hash
 from .batch_config import BatchConfig, TensorSpec
@@ -31,8 +33,10 @@ from .broker import Broker, BrokerStats
 from .errors import LanewayError, TaskError
 from .loader import Loader
 from .logs import setup_logging
+from .node_loader import NodeLoader
 from .pipeline import Pipeline
 from .recipe import Recipe
+from .server import Server
 from .student import GenerationValue, SampleRef, StudentClient
 from .worker import Task, Worker
 
@@ -50,9 +54,14 @@ __all__ = [
     "LanewayError",
     "Loader",
     "MetricsServer",
+    "NodeLoader",
+    "Operator",
     "Pipeline",
     "Recipe",
+    "SampleMeta",
+    "SampleRecord",
     "SampleRef",
+    "Server",
     "StudentClient",
     "Task",
     "TaskError",

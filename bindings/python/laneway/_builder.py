@@ -5,14 +5,18 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
+import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
 from ._functions import Function
 from .errors import Unsupported
+from .io import remove_folder
 from .student import check_count
 
 Payload = dict[str, Any]
@@ -41,13 +45,13 @@ class Options:
     def set(self, hints: Mapping[str, Any]) -> None:
         """Takes options by name."""
         for name, value in hints.items():
+            if name in _MOOT:
+                continue
             if name not in self.__dataclass_fields__:
                 near = difflib.get_close_matches(name, self.__dataclass_fields__, 1)
                 hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(self.__dataclass_fields__)}"
                 raise TypeError(f"options() has no {name!r}; {hint}")
             setattr(self, name, value)
-        if self.deterministic is not True:
-            raise Unsupported("deterministic=False: batches are the same whatever the threads, at no cost; leave it out")
         if self.mapping_strategy not in (None, "contiguous"):
             raise Unsupported(f"mapping_strategy is {self.mapping_strategy!r}; ranks own neighbouring lanes here ('contiguous')")
         self.cache_dir()
@@ -57,8 +61,11 @@ class Options:
         given = dict(self.io_options or {})
         cache = dict(given.pop("cache", None) or {})
         root, enabled = cache.pop("root", None), cache.pop("enabled", True)
+        known = [*_MOOT_IO, "cache", *(f"cache.{c}" for c in ("enabled", "root", *_MOOT_CACHE))]
         for name in [*given, *(f"cache.{c}" for c in cache)]:
-            raise Unsupported(f"io_options has no {name!r} here; it has cache.enabled and cache.root: files are local, and their indexes are always cached")
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                raise TypeError(f"io_options has no {name!r}; " + (f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"))
         if not isinstance(enabled, bool):
             raise TypeError(f"io_options.cache.enabled is {enabled!r}; expected True or False")
         return None if root is None else os.fspath(root)
@@ -74,17 +81,24 @@ class Options:
         return check_count("dp_group_id", self.global_rank if self.dp_group_id is None else self.dp_group_id, 0)
 
 
+# What tunes the published design's processes, downloads and caches. There are threads here, and local files: they are accepted, and change nothing.
+_MOOT = frozenset(
+    "runner run_id per_stage_runner mp_context worker_allocation default_stage_prefetch per_stage_prefetch op_queue_capacity ipc_transport ipc_buffer_bytes "
+    "allow_latency_flush_in_deterministic flush_every_k_chunks shutdown_mode auto_validation mtp_mode mtp_buffer mtp_buffer_bytes mtp_prefetch "
+    "mtp_auto_checkpoint shm_enabled shm_min_item_bytes shm_coalesce "
+    "shm_min_new_allocation_bytes shm_min_forward_bytes shm_compact_above_ratio shm_compact_min_savings_bytes shm_max_coalesced_bytes max_worker_retries".split()
+)
+_MOOT_IO = ("arrow", "parquet", "vortex", "lance", "metadata_cache_entries")
+_MOOT_CACHE = (
+    "limit_bytes rg_cache_bytes keep_zip validate_hash download_retry download_timeout open_retry_attempts open_retry_initial_backoff open_retry_max_backoff "
+    "min_slack_bytes max_slack_bytes".split()
+)
+
 UNSUPPORTED_METHODS = {
-    "add_op": "operators of one's own",
-    "decode_text": "reading UTF-8 is part of opening a dataset; leave it out",
+    "add_op": "use map_transform, stateful_transform or map_batch",
     "enable_observability": "see Pipeline.stats",
-    "ensure_mixture": "shares are met at every document; leave it out",
     "expand_chat": "chat templates",
-    "fetch": "reading is tuned with options(max_workers=…)",
-    "fetch_parallelism": "reading is tuned with options(max_workers=…)",
-    "materialize": "leave it out",
     "pack_sequences": "use pack_flat",
-    "prefetch": "files are local; leave it out",
     "tokenize_chat": "chat templates",
 }
 
@@ -156,6 +170,30 @@ class Transform:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._last = threading.local()
+
+
+class WrittenTokenizer:
+    """A tokenizer object as a ``tokenizer.json`` in a temporary folder, which goes with this.
+
+    Attributes:
+        path: the file.
+        tokens: how the object spells the tokens of a text's beginning, its end and padding.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        if not callable(getattr(backend, "to_str", None)):
+            raise Unsupported(f"tokenize(tokenizer={type(tokenizer).__name__} object): it is no fast tokenizer (it has no tokenizer.json); give the path of one")
+        names = ("bos_token", "eos_token", "pad_token")
+        self._text = backend.to_str()
+        self.tokens = {name: None if (token := getattr(tokenizer, name, None)) is None else str(token) for name in names}
+        self._write()
+
+    def _write(self) -> None:
+        folder = Path(tempfile.mkdtemp(prefix="laneway-"))
+        weakref.finalize(self, remove_folder, folder, os.getpid())
+        self.path = str(folder / "tokenizer.json")
+        Path(self.path).write_text(self._text, encoding="utf-8")
 
 
 def signature(function: Any) -> str:

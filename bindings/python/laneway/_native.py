@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -106,6 +107,11 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "lw_batch_release": (None, [_handle]),
     "lw_function_table_init": (None, [POINTER(s.FunctionTable)]),
     "lw_text_append": (_status, [c_void_p, c_char_p, c_size_t]),
+    "lw_operator_table_init": (None, [POINTER(s.OperatorTable)]),
+    "lw_pieces_emit": (_status, [c_void_p, c_uint64, c_uint32, c_uint32]),
+    "lw_pieces_hold": (_status, [c_void_p, c_uint64]),
+    "lw_pieces_release": (_status, [c_void_p, c_uint64]),
+    "lw_pieces_get": (_status, [c_void_p, c_uint64, POINTER(s.Piece)]),
     "lw_loader_options_init": (None, [POINTER(s.LoaderOptions)]),
     "lw_loader_open": (_status, [_handle, POINTER(s.LoaderOptions), _out]),
     "lw_loader_next": (_status, [_handle, c_int64, _out]),
@@ -118,6 +124,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "lw_loader_recipe": (_handle, [_handle]),
     "lw_loader_dataset": (_handle, [_handle, c_size_t]),
     "lw_loader_info": (_status, [_handle, c_char_p, c_size_t, _len]),
+    "lw_loader_explain": (_status, [_handle, c_char_p, c_size_t, _len]),
     "lw_loader_stats": (_status, [_handle, c_char_p, c_size_t, _len]),
     "lw_loader_decode": (_status, [_handle, POINTER(c_int64), c_size_t, c_char_p, c_size_t, _len]),
     "lw_loader_cancel": (None, [_handle]),
@@ -128,6 +135,14 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "lw_metrics_serve": (_status, [c_char_p, _out]),
     "lw_metrics_server_port": (c_uint16, [_handle]),
     "lw_metrics_server_free": (None, [_handle]),
+    "lw_connect_options_init": (None, [POINTER(s.ConnectOptions)]),
+    "lw_loader_connect": (_status, [_handle, POINTER(s.ConnectOptions), _out]),
+    "lw_server_options_init": (None, [POINTER(s.ServerOptions)]),
+    "lw_server_start": (_status, [_handle, POINTER(s.ServerOptions), _out]),
+    "lw_server_wait": (_status, [_handle, c_int64]),
+    "lw_server_stats": (_status, [_handle, c_char_p, c_size_t, _len]),
+    "lw_server_stop": (None, [_handle]),
+    "lw_server_free": (None, [_handle]),
 }
 
 
@@ -176,6 +191,18 @@ def _places() -> Iterator[list[Path]]:
     if (root / "Cargo.toml").is_file():
         target = Path(os.environ.get("CARGO_TARGET_DIR", root / "target"))
         yield [target / "release" / "liblaneway.so", root / "build" / "lib" / "liblaneway.so"]
+
+
+def find_program() -> Path:
+    """The ``laneway`` program: ``$LANEWAY_BIN``, else beside the library, in ``../bin`` of it or in the ``bin`` of this Python, else in ``PATH``."""
+    given = os.environ.get("LANEWAY_BIN")
+    if given:
+        return Path(given)
+    beside = find_library().parent
+    for folder in [beside, beside.parent / "bin", Path(sys.prefix) / "bin", *map(Path, os.get_exec_path())]:
+        if (folder / "laneway").is_file():
+            return folder / "laneway"
+    raise FileNotFoundError(f"the laneway program was not found beside {beside} or in PATH; set LANEWAY_BIN, or start it yourself")
 
 
 def check(status: int) -> None:

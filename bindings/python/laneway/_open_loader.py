@@ -16,6 +16,7 @@ import numpy as np
 
 from . import _native, _structs
 from ._functions import Function
+from ._operators import Operator
 from ._process import LOADERS, at_exit
 from .batch import Batch, _Native
 from .errors import Forked, Status
@@ -43,13 +44,21 @@ class OpenLoader:
     """An open loader of this process. Any thread may call any method."""
 
     def __init__(
-        self, recipe: Recipe, rank: int, ranks: int, tuning: Tuning, functions: list[Function], progress: ProgressFn | bool | str | None
+        self,
+        recipe: Recipe | None,
+        rank: int,
+        ranks: int,
+        tuning: Tuning,
+        functions: list[Function],
+        operators: list[Operator],
+        progress: ProgressFn | bool | str | None,
     ) -> None:
         self.pid = os.getpid()
         self._watch = _Watch(progress)
         # What the library calls must live as long as it may call, and must not keep this object.
         self._progress = _structs.Progress(self._watch.tell)
         self._tables = [f.table() for f in functions]
+        self._operators = [o.table() for o in operators]
         self._lib = _native.lib()
         self._next = self._lib.lw_loader_next
         self._handle = 0
@@ -59,21 +68,19 @@ class OpenLoader:
         self._firsts: list[np.ndarray] | None = None
         at_exit(LOADERS, self, OpenLoader.close)
 
-    def _make(self, recipe: Recipe, rank: int, ranks: int, tuning: Tuning) -> int:
-        c = _structs.LoaderOptions()
-        self._lib.lw_loader_options_init(ctypes.byref(c))
-        c.rank, c.ranks, c.uneven = rank, ranks, tuning.uneven
-        c.microbatch_size, c.prefetch = tuning.microbatch_size, tuning.prefetch
-        c.threads = _structs.THREADS_ALL if tuning.threads is None else tuning.threads
-        c.cache_dir = None if tuning.cache_dir is None else os.fsencode(tuning.cache_dir)
-        c.memory_budget, c.task_bytes = tuning.memory_budget, tuning.task_bytes
-        tables = (ctypes.POINTER(_structs.FunctionTable) * max(1, len(self._tables)))(*[ctypes.pointer(t) for t in self._tables])
-        c.functions, c.function_count = tables, len(self._tables)
-        c.progress = self._progress
+    def _make(self, recipe: Recipe | None, rank: int, ranks: int, tuning: Tuning) -> int:
+        assert recipe is not None
+        c = loader_options(tuning, self._tables, self._operators, self._progress)
+        c.rank, c.ranks, c.uneven, c.microbatch_size = rank, ranks, tuning.uneven, tuning.microbatch_size
         out = c_void_p()
         _native.check(self._lib.lw_loader_open(recipe._handle, ctypes.byref(c), ctypes.byref(out)))
         assert out.value is not None
         return out.value
+
+    @property
+    def recipe(self) -> Recipe:
+        """The loader's recipe."""
+        return Recipe(_native.text(self._lib.lw_recipe_to_toml, self._lib.lw_loader_recipe(self._handle)))
 
     def next(self, deadline: int = _native.NEVER) -> int | None:
         """The next ``lw_batch``, whose reference the caller owns; None after the last."""
@@ -221,6 +228,47 @@ class OpenLoader:
 
     def _error(self, status: int) -> BaseException:
         return self._watch.take_failure() or _native.error(status)
+
+
+def loader_options(tuning: Tuning, functions: list[Any], operators: list[Any], progress: Any) -> _structs.LoaderOptions:
+    """What ``lw_loader_open`` and ``lw_server_start`` have in common; the tables must live as long as it."""
+    c = _structs.LoaderOptions()
+    _native.lib().lw_loader_options_init(ctypes.byref(c))
+    c.prefetch = tuning.prefetch
+    c.threads = _structs.THREADS_ALL if tuning.threads is None else tuning.threads
+    c.cache_dir = None if tuning.cache_dir is None else os.fsencode(tuning.cache_dir)
+    c.memory_budget, c.task_bytes = tuning.memory_budget, tuning.task_bytes
+    c.functions = (ctypes.POINTER(_structs.FunctionTable) * max(1, len(functions)))(*[ctypes.pointer(t) for t in functions])
+    c.operators = (ctypes.POINTER(_structs.OperatorTable) * max(1, len(operators)))(*[ctypes.pointer(t) for t in operators])
+    c.function_count, c.operator_count = len(functions), len(operators)
+    c.progress = progress
+    return c
+
+
+@dataclass(frozen=True)
+class Connection(Tuning):
+    """Which peer of a server it is."""
+
+    name: str
+    peers: int
+    spin_us: int
+    patience_s: float
+
+
+class OpenNodeLoader(OpenLoader):
+    """The same, of a loader whose batches a server makes."""
+
+    def _make(self, recipe: Recipe | None, rank: int, ranks: int, tuning: Tuning) -> int:
+        assert isinstance(tuning, Connection)
+        c = _structs.ConnectOptions()
+        self._lib.lw_connect_options_init(ctypes.byref(c))
+        c.rank, c.ranks, c.uneven, c.microbatch_size = rank, ranks, tuning.uneven, tuning.microbatch_size
+        c.name, c.peers, c.spin_us, c.patience_ms = tuning.name.encode(), tuning.peers, tuning.spin_us, int(tuning.patience_s * 1000)
+        c.progress = self._progress
+        out = c_void_p()
+        _native.check(self._lib.lw_loader_connect(None if recipe is None else recipe._handle, ctypes.byref(c), ctypes.byref(out)))
+        assert out.value is not None
+        return out.value
 
 
 class _Watch:

@@ -169,6 +169,45 @@ class FunctionTable(ctypes.Structure):
     _fields_ = [("struct_size", c_size_t), ("user", c_void_p), ("drop", Drop), ("name", c_char_p), ("map", Map), ("filter", Filter)]
 
 
+class Piece(ctypes.Structure):
+    """``lw_piece``"""
+
+    _fields_ = [
+        ("number", c_uint64),
+        ("document", c_uint64),
+        ("dataset", c_uint32),
+        ("lane", c_uint32),
+        ("start", c_uint32),
+        ("length", c_uint32),
+        ("tokens", c_void_p),
+    ]
+
+
+OperatorOpen = CFUNCTYPE(c_int32, c_void_p, c_uint32, POINTER(c_void_p))
+OperatorClose = CFUNCTYPE(None, c_void_p, c_void_p)
+OperatorPush = CFUNCTYPE(c_int32, c_void_p, c_void_p, POINTER(Piece), c_void_p)
+OperatorFlush = CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)
+OperatorSave = CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, POINTER(c_void_p), POINTER(c_size_t))
+OperatorLoad = CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_size_t, POINTER(Piece), c_size_t, c_void_p)
+
+
+class OperatorTable(ctypes.Structure):
+    """``lw_operator_table``"""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("user", c_void_p),
+        ("drop", Drop),
+        ("name", c_char_p),
+        ("open", OperatorOpen),
+        ("close", OperatorClose),
+        ("push", OperatorPush),
+        ("flush", OperatorFlush),
+        ("save", OperatorSave),
+        ("load", OperatorLoad),
+    ]
+
+
 class LoaderOptions(ctypes.Structure):
     """``lw_loader_options``"""
 
@@ -187,6 +226,41 @@ class LoaderOptions(ctypes.Structure):
         ("function_count", c_size_t),
         ("progress", Progress),
         ("progress_user", c_void_p),
+        ("operators", POINTER(POINTER(OperatorTable))),
+        ("operator_count", c_size_t),
+    ]
+
+
+class ConnectOptions(ctypes.Structure):
+    """``lw_connect_options``"""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("name", c_char_p),
+        ("rank", c_uint32),
+        ("ranks", c_uint32),
+        ("microbatch_size", c_uint64),
+        ("uneven", c_int32),
+        ("peers", c_uint32),
+        ("spin_us", c_uint32),
+        ("patience_ms", c_uint32),
+        ("progress", Progress),
+        ("progress_user", c_void_p),
+    ]
+
+
+class ServerOptions(ctypes.Structure):
+    """``lw_server_options``"""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("name", c_char_p),
+        ("loader", POINTER(LoaderOptions)),
+        ("ranks", c_uint32),
+        ("local_ranks", c_uint32),
+        ("peers", c_uint32),
+        ("slots", c_uint32),
+        ("exit_when_idle_ms", c_int64),
     ]
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from . import _dtypes, _native, _structs
+from .errors import Unsupported
 
 TENSORS = ("input_ids", "labels", "positions", "segment_ids", "loss_mask", "cu_seqlens")
 """Names of a batch's tensors; the numbers beside them are attributes of the batch."""
@@ -124,6 +125,28 @@ class Batch:
     def hashes(self) -> np.ndarray:
         """Hashes (uint64) of ids, labels, positions and segment ids of each row of the global batch; :func:`global_hash` joins them."""
         return self._source.records("hashes")
+
+    def to(self, device: Any, *, non_blocking: bool = False) -> dict[str, Any]:
+        """The torch tensors on a device, by name. With ``non_blocking``, copies of a pinned batch to a GPU are not waited for; ask for the batch's memory to
+        be kept until they are done by keeping the batch.
+
+        Raises:
+            Unsupported: the batch has NumPy arrays."""
+        self._needs_torch("to")
+        return {name: self[name].to(device, non_blocking=non_blocking) for name in TENSORS}
+
+    def pin_memory(self) -> Batch:
+        """This batch with its torch tensors copied to page-locked memory, from which a GPU copies by itself. ``DataLoader(pin_memory=True)`` calls it. Needs
+        an accelerator."""
+        self._needs_torch("pin_memory")
+        pinned = Batch(self._source, True, self._context)
+        pinned.emit_positions = self.emit_positions
+        pinned._tensors = {name: self[name].pin_memory() for name in TENSORS}
+        return pinned
+
+    def _needs_torch(self, what: str) -> None:
+        if not self._as_torch:
+            raise Unsupported(f"Batch.{what}() needs torch tensors, and this batch has NumPy arrays: open the loader with framework='torch'")
 
     def to_training(
         self,

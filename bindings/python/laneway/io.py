@@ -102,7 +102,7 @@ class Dataset:
             assert self._shards is not None
             # The folder is named alike everywhere, so that shards have the same names.
             top = Path(tempfile.mkdtemp(prefix="laneway-"))
-            weakref.finalize(self, _remove, top, os.getpid())
+            weakref.finalize(self, remove_folder, top, os.getpid())
             folder = top / "shards"
             folder.mkdir()
             for i, shard in sorted(self._shards.items()):
@@ -125,6 +125,7 @@ class Dataset:
         return f"Dataset({self.name!r}, {self.paths if self._shards is None else f'{len(self._shards)} shards in memory'})"
 
 
-def _remove(folder: Path, pid: int) -> None:
+def remove_folder(folder: Path, pid: int) -> None:
+    """Removes a temporary folder, in the process that made it."""
     if pid == os.getpid():
         shutil.rmtree(folder, ignore_errors=True)

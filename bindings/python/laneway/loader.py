@@ -12,6 +12,7 @@ import numpy as np
 from . import _dtypes, _native
 from ._dtypes import Framework
 from ._functions import Function
+from ._operators import Operator
 from ._open_loader import OpenLoader, ProgressFn, Tuning
 from ._process import ProcessLock
 from .batch import Batch
@@ -31,7 +32,7 @@ class Loader:
     process that uses it. In a forked child of the process that opened it, every call raises :class:`~laneway.errors.Forked`. Any thread may call any
     method; calls take turns. Waits release the GIL and notice Ctrl-C within 0.1 s.
 
-    ``rank`` and ``ranks`` choose the part, ``recipe`` and ``functions`` the bytes; nothing else changes a byte.
+    ``rank`` and ``ranks`` choose the part, ``recipe``, ``functions`` and ``operators`` the bytes; nothing else changes a byte.
 
     Args:
         recipe: the path of a TOML file, TOML text, a dict of the same keys, or a :class:`~laneway.Recipe`.
@@ -44,6 +45,7 @@ class Loader:
         memory_budget: bytes that half-read compressed files may keep, for each dataset.
         task_bytes: bytes of text that a thread takes at once.
         functions: the :class:`~laneway.Function` s, or ``{name: callable}`` of maps, that the recipe's ``functions`` names.
+        operators: the :class:`~laneway.Operator` s whose names stand behind those of the functions there.
         progress: what is told of indexing and of counting tokens: ``"auto"`` is a bar on a terminal, True a bar, None nobody, or
             ``f(what, done, total)``, called on any thread.
         framework: ``"torch"``, ``"numpy"``, or ``"auto"``: torch where it can be imported.
@@ -66,13 +68,13 @@ class Loader:
         memory_budget: int = 256 << 20,
         task_bytes: int = 32 << 10,
         functions: Iterable[Function] | Mapping[str, Callable[[str], str]] = (),
+        operators: Iterable[Operator] = (),
         progress: ProgressFn | bool | str | None = "auto",
         framework: Framework = "auto",
     ) -> None:
         self.recipe = Recipe.of(recipe)
         self.rank, self.ranks = check_count("rank", rank, 0), check_count("ranks", ranks, 1)
-        if self.rank >= self.ranks:
-            raise ValueError(f"rank is {rank}; expected 0 to {ranks - 1}, since ranks is {ranks}")
+        self._check_rank()
         self._tuning = Tuning(
             microbatch_size=0 if microbatch_size is None else check_count("microbatch_size", microbatch_size, 1),
             uneven=bool(uneven),
@@ -82,7 +84,11 @@ class Loader:
             memory_budget=check_count("memory_budget", memory_budget, 0, 2**63 - 1),
             task_bytes=check_count("task_bytes", task_bytes, 1, 2**31),
         )
-        self._functions = _as_functions(functions)
+        self._functions, self._operators = _as_functions(functions), _as_operators(operators)
+        self._set_manner(progress, framework)
+
+    def _set_manner(self, progress: ProgressFn | bool | str | None, framework: Framework) -> None:
+        """What all kinds of loaders have, and a place that is not open yet."""
         if not (progress in (None, True, False, "auto") or callable(progress)):
             raise ValueError(f'progress is {progress!r}; expected "auto", True, None or a function (what, done, total)')
         self._progress = progress
@@ -91,6 +97,10 @@ class Loader:
         self._framework: Framework = framework
         self._start: list[bytes] | int | None = None
         self._renew()
+
+    def _check_rank(self) -> None:
+        if self.rank >= self.ranks:
+            raise ValueError(f"rank is {self.rank}; expected 0 to {self.ranks - 1}, since ranks is {self.ranks}")
 
     def _renew(self) -> None:
         self._lock = ProcessLock()
@@ -195,6 +205,10 @@ class Loader:
         ``microbatch_size`` and ``microbatches`` at the next step, ``row_length``, ``pad_token_id``, ``finite``, ``datasets``, ``tokenizer``."""
         return json.loads(self._opened().text("lw_loader_info"))  # type: ignore[no-any-return]
 
+    def explain(self) -> str:
+        """What a run of this recipe on this rank does, in words, in the order in which data flows."""
+        return self._opened().text("lw_loader_explain")
+
     def locate(self, dataset: int, document: int) -> str:
         """Where a document comes from, for people: ``"data/wiki/a.jsonl line 17"``."""
         return self._opened().locate(dataset, document)
@@ -224,14 +238,17 @@ class Loader:
         if opened is not None:
             opened.close()
 
+    def _fresh(self) -> OpenLoader:
+        return OpenLoader(self.recipe, self.rank, self.ranks, self._tuning, self._functions, self._operators, self._progress)
+
     def _opened(self) -> OpenLoader:
         opened = self._open
         if opened is None:
             with self._lock:
                 if self._closed:
-                    raise Closed("this Loader was closed; make a new one")
+                    raise Closed(f"this {type(self).__name__} was closed; make a new one")
                 if self._open is None:
-                    fresh = OpenLoader(self.recipe, self.rank, self.ranks, self._tuning, self._functions, self._progress)
+                    fresh = self._fresh()
                     if self._start is not None:
                         fresh.move(self._start)
                     self._open, self._start = fresh, None
@@ -255,7 +272,15 @@ class Loader:
         self._renew()
 
     def __repr__(self) -> str:
-        return f"Loader(recipe={self.recipe.fingerprint:016x}, rank={self.rank}, ranks={self.ranks})"
+        return f"{type(self).__name__}(recipe={self.recipe.fingerprint:016x}, rank={self.rank}, ranks={self.ranks})"
+
+
+def _as_operators(given: Iterable[Operator]) -> list[Operator]:
+    operators = list(given)
+    for operator in operators:
+        if not isinstance(operator, Operator):
+            raise TypeError(f"operators holds a {type(operator).__name__}; expected laneway.Operator")
+    return operators
 
 
 def _as_functions(given: Iterable[Function] | Mapping[str, Callable[[str], str]]) -> list[Function]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from ._builder import UNSUPPORTED_METHODS, Options, Payload, Transform, batch_keys, only
+from ._builder import UNSUPPORTED_METHODS, Options, Payload, Transform, WrittenTokenizer, batch_keys, only, signature
+from ._operators import Operator, SampleRecord
+from ._published import PublishedSteps
 from .batch import Batch
 from .errors import Closed, InvalidArgument, Unsupported
 from .loader import Loader, State
@@ -17,7 +20,7 @@ from .work import WorkSource
 _ANY_PLACE = ("auto", "local")
 
 
-class Pipeline:
+class Pipeline(PublishedSteps):
     """Builds a recipe call by call, and iterates it: ``Pipeline(source).tokenize(…).pack_flat(…).shuffle(…).batch(…)``.
 
     It is a :class:`~laneway.Loader` of :attr:`recipe`: the same recipe, fingerprint and bytes as the TOML file. Nothing is read before it is iterated, or asked
@@ -28,16 +31,15 @@ class Pipeline:
     def __init__(self, work_source: WorkSource) -> None:
         if not isinstance(work_source, WorkSource):
             raise TypeError(f"work_source is a {type(work_source).__name__}; expected a laneway.work.WorkSource, a StaticMixtureWorkSource say")
-        if callable(getattr(work_source, "next_chunk", None)):
-            raise Unsupported(
-                "a work source that hands out chunks (next_chunk) is not supported by this build: derive from laneway.work.WorkSource and say in tables() "
-                "what shall be mixed, and when"
-            )
         self.source = work_source
         self._options = Options()
         self._transforms: list[Transform] = []
+        self._operators: list[Operator] = []
         self._tokenizer: dict[str, Any] | None = None
         self._field = "text"
+        self._decoded: tuple[str, ...] | None = None
+        self._truncate: int | None = None
+        self._written: WrittenTokenizer | None = None
         self._pack: dict[str, Any] | None = None
         self._shuffle: dict[str, Any] = {"buffer_size": 0}
         self._microbatch_size: int | None = None
@@ -61,8 +63,11 @@ class Pipeline:
             uneven: any number of ranks; short ranks end a step with fully masked rows.
             max_workers: threads.
             prefetch_batches: batches made ahead.
-            io_options: ``{"cache": {"enabled": …, "root": folder}}``: where indexes and counts are kept.
+            io_options: ``{"cache": {"enabled": …, "root": folder}}``: where indexes and counts are kept; they are kept in any case.
+            deterministic: changes nothing: batches are the same whatever the threads, at no cost.
             memory_budget, progress, framework: as for :class:`~laneway.Loader`.
+
+        The published options that tune runners, queues between processes, flushes, downloads and shared memory are accepted and change nothing.
 
         Raises:
             TypeError: an option that is not known, with the nearest that is.
@@ -93,7 +98,7 @@ class Pipeline:
 
     def tokenize(
         self,
-        tokenizer: str | os.PathLike[str] | None = None,
+        tokenizer: Any | None = None,
         tokenizer_id: str | None = None,
         *,
         field: str,
@@ -119,27 +124,32 @@ class Pipeline:
         """Text to tokens.
 
         Args:
-            tokenizer: a ``tokenizer.json`` or its folder; or
+            tokenizer: a ``tokenizer.json`` or its folder, or a fast tokenizer object of ``transformers`` or ``tokenizers``, which is written to a temporary file; or
             tokenizer_id: also a hub id, looked up in the local hub cache, never downloaded.
             field: the documents' field, or column, that holds the text; ``a.b`` looks into objects.
             special_tokens: ``"bos_eos"``, ``"bos"``, ``"eos"``, ``"none"`` or ``"tokenizer_default"``.
             bos_token, eos_token, pad_token: how they are spelled, where the tokenizer's files do not tell.
+            truncation, max_length: True, and the ``max_length`` of :meth:`pack_flat`: longer documents lose their ends (``long_documents="truncate"``).
+            add_attention_mask: changes nothing: ``to_training(extra_fields=["attention_mask"])`` gives one.
             parse_special: whether text that spells a control token becomes that token.
         """
         self._change()
         if (tokenizer is None) == (tokenizer_id is None):
             raise InvalidArgument("tokenize() takes a tokenizer (a path) or a tokenizer_id, one of them")
         if tokenizer is not None and not isinstance(tokenizer, (str, os.PathLike)):
-            raise Unsupported(f"tokenize(tokenizer={type(tokenizer).__name__} object): save it, and give the path of its tokenizer.json")
-        long = "rows are cut by pack_flat; see its drop_oversized"
+            self._written = WrittenTokenizer(tokenizer)
+            spelled = self._written.tokens
+            bos_token, eos_token, pad_token = bos_token or spelled["bos_token"], eos_token or spelled["eos_token"], pad_token or spelled["pad_token"]
+            tokenizer = self._written.path
+        if truncation != (max_length is not None):
+            raise InvalidArgument(f"tokenize(truncation={truncation}, max_length={max_length}): give both or neither")
+        long = "rows are cut by pack_flat; see its long_documents"
         named = "name the token instead: bos_token='<s>', eos_token='</s>'"
         only(
             "tokenize",
             {
                 "missing_field": (missing_field, ["error"], "Dataset.from_path(on_error='skip') leaves such documents out"),
-                "max_length": (max_length, [None], long),
                 "padding": (padding, [False], "rows are padded by pack_flat"),
-                "truncation": (truncation, [False], long),
                 "return_tensors": (return_tensors, [None], "batches hold tensors"),
                 "split_long_samples": (split_long_samples, [False], long),
                 "use_fast": (use_fast, [True, None], "there is no slow one"),
@@ -148,7 +158,7 @@ class Pipeline:
                 "eos_token_id": (eos_token_id, [None], named),
             },
         )
-        self._field = field
+        self._field, self._truncate = field, max_length
         path = os.fspath(tokenizer) if tokenizer is not None else tokenizer_id
         tokens = {"bos_token": bos_token, "eos_token": eos_token, "pad_token": pad_token}
         self._tokenizer = {"path": path, "special_tokens": special_tokens, "parse_special": bool(parse_special), **tokens}
@@ -182,7 +192,11 @@ class Pipeline:
         Args:
             algorithm: ``"first_fit"``, ``"best_fit"``, ``"wrap"``, ``"best_fit_wrap"``, or ``"none"``: one document a row.
             num_bins: open rows of the fit algorithms (64).
+            max_sequences_per_bin: documents, or parts of them, of a row; None: any number.
+            min_sequence_length: a row of the fit algorithms with less room than that is full.
+            flush_strategy: which open row goes when none has room and ``num_bins`` are open: the oldest (``"fifo"``), or the ``"fullest"``.
             candidate_pool_size: documents that ``best_fit_wrap`` chooses from (64).
+            max_candidate_age: changes nothing: each row of ``best_fit_wrap`` begins with the oldest candidate, so none is older than the pool is large.
             pad_token_id: what rows are filled up with; None: the tokenizer's.
             emit_positions: whether :meth:`Batch.to_training` gives positions.
             drop_oversized: whether documents longer than a row are left out, and counted; None: with the fit algorithms.
@@ -191,22 +205,22 @@ class Pipeline:
                 none is one by itself).
         """
         self._change()
-        no_bound = "rows hold any number of documents"
         only(
             "pack_flat",
             {
-                "max_sequences_per_bin": (max_sequences_per_bin, [None], no_bound),
                 "tokens_field": (tokens_field, ["auto", "input_ids"], "there is one"),
-                "min_sequence_length": (min_sequence_length, [1], "leave it out"),
                 "shuffle_strategy": (shuffle_strategy, [None], "use shuffle()"),
                 "shuffle_seed": (shuffle_seed, [None], "use shuffle(seed=…)"),
-                "flush_strategy": (flush_strategy, ["fifo"], "leave it out"),
-                "max_candidate_age": (max_candidate_age, [None], "leave it out"),
             },
         )
         wraps = algorithm in ("wrap", "best_fit_wrap")
         if wraps and num_bins is not None:
             raise InvalidArgument(f"num_bins belongs to first_fit and best_fit, not to {algorithm}; leave it out")
+        if max_candidate_age is not None:
+            check_count("max_candidate_age", max_candidate_age, 1)
+        if wraps:
+            # Rows of these are filled to the last token, or by max_sequences_per_bin.
+            min_sequence_length, flush_strategy = 1, "fifo"
         if drop_oversized is not None:
             if long_documents is not None:
                 raise InvalidArgument("drop_oversized and long_documents say the same; give one")
@@ -217,6 +231,10 @@ class Pipeline:
             "max_length": max_length,
             "algorithm": algorithm,
             "num_bins": num_bins,
+            "max_sequences_per_bin": max_sequences_per_bin,
+            # The published 0 also closes a row only when it is full.
+            "min_sequence_length": max(1, check_count("min_sequence_length", min_sequence_length, 0)),
+            "flush_strategy": flush_strategy,
             "candidate_pool_size": candidate_pool_size,
             "pad_token_id": pad_token_id,
             "homogeneity": homogeneity,
@@ -237,15 +255,9 @@ class Pipeline:
         parallelism: int | None = None,
     ) -> Pipeline:
         """Shuffles rows among ``buffer_size`` (8192), counted over all lanes; ``seed`` None: the source's. Rows move within windows, the first ones smaller; there
-        is one algorithm, whichever of the published ``"streaming"`` and ``"block_warmup"`` is named."""
+        is one algorithm, whichever of the published ``"streaming"``, ``"block"`` and ``"block_warmup"`` is named, and one ``warmup_growth``."""
         self._change()
-        only(
-            "shuffle",
-            {
-                "algorithm": (algorithm, ["streaming", "block_warmup"], "windows grow at first ('block_warmup')"),
-                "warmup_growth": (warmup_growth, [1.5], "leave it out"),
-            },
-        )
+        only("shuffle", {"algorithm": (algorithm, ["streaming", "block", "block_warmup"], "rows are shuffled in windows, the first ones smaller")})
         size = 8192 if buffer_size is None else check_count("buffer_size", buffer_size, 0, 2**63 - 1)
         self._shuffle = {"buffer_size": size, "seed": seed}
         return self._place(placement, parallelism)
@@ -268,9 +280,50 @@ class Pipeline:
         self._batch_maps.append((transform_fn, drop_none))
         return self._place(placement, parallelism)
 
-    def stateful_transform(self, name: str, **arguments: Any) -> NoReturn:
-        """Not in this build."""
-        raise Unsupported(f"stateful_transform({name!r}): operators with a state of their own are not supported by this build")
+    def stateful_transform(
+        self,
+        name: str,
+        *,
+        init_state: Callable[[], Any],
+        push: Callable[[Any, list[SampleRecord]], tuple[Any, Sequence[SampleRecord]]],
+        flush: Callable[[Any], Sequence[SampleRecord]] | None = None,
+        should_flush: Callable[[Any], bool] | None = None,
+        transform: Callable[[list[SampleRecord]], Sequence[SampleRecord]] | None = None,
+        save: Callable[[Any], Any] | None = None,
+        load: Callable[[Any], Any] | None = None,
+        version: str | None = None,
+        placement: str = "auto",
+        parallelism: int = 1,
+        indexable: bool = False,
+        preserves_cursor_order: bool = True,
+    ) -> Pipeline:
+        """An operator with a state, between :meth:`tokenize` and :meth:`pack_flat`: it drops, cuts, holds back, repeats or reorders documents. Several run one
+        behind the other.
+
+        Each lane has a state of its own and sees its documents, mixed and in order. The state is part of every checkpoint: there are no flushes but where
+        ``should_flush`` asks for one and where the stream ends. Shares of a mixture are those before this operator.
+
+        Args:
+            name: with ``version``, or unless given a hash of the functions' code, its name in the recipe and in checkpoints.
+            init_state: makes a lane's state.
+            push: ``push(state, records)`` gives the new state and the :class:`~laneway.SampleRecord` s that go on; ``records`` holds one.
+            flush: gives what is still to go on when the stream ends, or ``should_flush`` says so.
+            should_flush: whether to flush now, and to begin with a new state.
+            transform: applied to the records that go on, in the lane's order; it must be pure.
+            save, load: as for :class:`~laneway.Operator`: for states that are no plain values.
+            placement, parallelism, indexable, preserves_cursor_order: as published; they change nothing here.
+        """
+        self._change()
+        where = f"stateful_transform({name!r})"
+        if self._tokenizer is None:
+            raise Unsupported(f"{where} before tokenize: operators see documents in the order of their lane, as tokens; call it after tokenize, and use map_transform for texts")
+        if self._pack is not None:
+            raise Unsupported(f"{where} after pack_flat: operators see documents; call it before pack_flat, and use map_batch for batches")
+        functions = [f for f in (init_state, push, flush, should_flush, transform, save, load) if f is not None]
+        if version is None:
+            version = hashlib.sha256("\n".join(signature(f) for f in functions).encode()).hexdigest()[:12]
+        self._operators.append(Operator(f"{name} {version}", init_state, push, flush, should_flush, transform, save, load))
+        return self._place(placement, None)
 
     @property
     def recipe(self) -> Recipe:
@@ -298,6 +351,7 @@ class Pipeline:
                 cache_dir=options.cache_dir(),
                 memory_budget=options.memory_budget,
                 functions=functions,
+                operators=self._operators,
                 progress=options.progress,
                 framework=options.framework,
             )
@@ -349,10 +403,8 @@ class Pipeline:
         return self.loader.stats
 
     def explain(self) -> str:
-        """What happens, in words, and the numbers that follow from the recipe. Opens the datasets."""
-        from ._explain import explain
-
-        return explain(self.loader)
+        """:meth:`Loader.explain`. Opens the datasets."""
+        return self.loader.explain()
 
     def to_torch_dataset(self, stateful: bool = True) -> Any:
         """As :meth:`Loader.to_torch_dataset`; it always has ``state_dict``."""
@@ -393,6 +445,15 @@ class Pipeline:
         assert self._pack is not None and self._microbatch_size is not None
         keys = dict(self.source.tables(self._field))
         pack = dict(self._pack)
+        if self._decoded is not None and self._field not in self._decoded:
+            raise InvalidArgument(f"decode_text(fields={list(self._decoded)}) does not name {self._field!r}, which tokenize reads")
+        if self._truncate is not None:
+            if self._truncate != pack["max_length"] or pack["long_documents"] not in (None, "truncate"):
+                raise Unsupported(
+                    f"tokenize(truncation=True, max_length={self._truncate}) with pack_flat(max_length={pack['max_length']}, "
+                    f"long_documents={pack['long_documents']!r}): documents are cut to the length of a row; give both the same max_length"
+                )
+            pack["long_documents"] = "truncate"
         if pack["groups"] is not None:
             # A dataset in no group is one by itself.
             grouped = {name for members in pack["groups"].values() for name in members}
@@ -401,7 +462,7 @@ class Pipeline:
         functions = [f for transform in self._transforms for f in transform.functions(self._field)]
         restored = None if self._restored is None else self._restored[0]["meta"].get("recipe")
         keys |= {
-            "functions": [f.name for f in functions] or None,
+            "functions": [f.name for f in [*functions, *self._operators]] or None,
             "tokenizer": self._tokenizer,
             "pack": pack,
             "shuffle": {**keys.get("shuffle", {}), **self._shuffle},

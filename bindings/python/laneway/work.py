@@ -49,12 +49,29 @@ class TokenEstimation:
             raise ValueError("calibration_samples and calibration_shards_min must be above 0, calibration_shards_max not below the latter")
 
 
-class WorkSource(ABC):
-    """What a pipeline reads. A source of one's own derives from this and says what the recipe shall say.
+# What a source of the published design overrides to decide about each sample.
+_CHUNKED = ("next_chunk", "clone_for_lane", "sample_id_at", "prime", "state_dict", "load_state_dict", "continues_after_exhaustion")
 
-    The order of documents is made by the library from that (a pure function of seed, lane and position), not by Python: a
-    source that hands out chunks by itself (``next_chunk``) is not supported.
+
+class WorkSource(ABC):
+    """What a pipeline reads. A source of one's own derives from this and says what the recipe shall say: which datasets, in what proportions, from which
+    step on, in which kind of order.
+
+    The order of documents is made by the library from that, as a pure function of seed, lane and position: so a checkpoint needs no more than a
+    position, ``seek`` is arithmetic, and any rank can make any lane. A source that hands out samples by itself, as published (``next_chunk``,
+    ``clone_for_lane``, ``state_dict``), would make each of these depend on Python code that has to be run from the start, and is refused when
+    the class is made. What such sources are written for goes in other ways: a curriculum is ``tables()["mixture"]["schedule"]`` or
+    :meth:`Loader.set_mixture`; leaving out, cutting and reordering documents with a state is :meth:`Pipeline.stateful_transform`; a fixed order of
+    one's own is a file of documents in that order and ``shuffle_shards=False``.
     """
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if own := [name for name in _CHUNKED if name in cls.__dict__]:
+            raise Unsupported(
+                f"{cls.__name__} hands out samples by itself ({', '.join(own)}), which is not supported by this build: the library orders documents by seed, "
+                "lane and position. Say in tables() what shall be mixed, and when ('schedule'); leave out or reorder documents with Pipeline.stateful_transform"
+            )
 
     @abstractmethod
     def tables(self, text_field: str) -> dict[str, Any]:
@@ -130,6 +147,20 @@ class StaticMixtureWorkSource(WorkSource):
         policies = _by_name(exhausted_policy, names, "stop" if stop_after_passes is None else "repeat", "exhausted_policy")
         repeats = _by_name(max_repeats, names, None, "max_repeats")
         self._ends = {name: _end(name, policies[name], repeats[name]) for name in names}
+        self._chunk_size = chunk_size
+
+    @property
+    def datasets_by_id(self) -> dict[int, Dataset]:
+        """The datasets by their numbers in batches' provenance."""
+        return dict(enumerate(self.datasets))
+
+    def component_ids(self) -> dict[str, int]:
+        """The datasets' numbers by name."""
+        return {d.name: i for i, d in enumerate(self.datasets)}
+
+    def chunk_size_hint(self) -> int | None:
+        """The ``chunk_size`` that was given; it changes nothing."""
+        return self._chunk_size
 
     def tables(self, text_field: str) -> dict[str, Any]:
         """The recipe's part that the source decides."""

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from lanes_data import EOS, RECIPE, WORDS, words, write_data
 
-from laneway import Batch, Function, Loader, Recipe, errors, global_hash
+from laneway import Batch, Function, Loader, Recipe, _native, errors, global_hash
 
 STEPS = 40
 
@@ -295,8 +296,46 @@ def test_ctrl_c_ends_a_wait_and_sigterm_the_process(lanes, lanes_folder, tmp_pat
         assert process.returncode == -signal.SIGTERM
 
 
-def test_the_example_says_identical(lanes):
-    example = Path(__file__).parents[3] / "examples" / "python" / "elastic_min.py"
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    done = subprocess.run([sys.executable, example, lanes, "30"], env=env, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0 and "steps 15 to 29 again, on two ranks: identical" in done.stdout, done.stdout + done.stderr
+def test_the_same_small_program_prints_the_same_in_every_language(lanes, tmp_path):
+    root = Path(__file__).parents[3]
+    library = _native.find_library()
+    soname = f"liblaneway.so.{_native.ABI_VERSION}"
+    (tmp_path / soname).symlink_to(library)
+    commands = {"python": [sys.executable, root / "examples" / "python" / "elastic_min.py"]}
+    for language, compilers, source, standard in [("c", ("cc", "gcc"), "elastic_min.c", "-std=c11"), ("cpp", ("c++", "g++"), "elastic_min.cpp", "-std=c++17")]:
+        compiler = next(filter(None, map(shutil.which, compilers)), None)
+        if compiler is None:
+            print(f"SKIPPED: no compiler for {language}")
+            continue
+        made = tmp_path / f"elastic_{language}"
+        subprocess.run([compiler, standard, "-I", root / "include", root / "examples" / language / source, "-o", made, library], check=True)
+        commands[language] = [made]
+    rust = root / "target" / "release" / "examples" / "elastic_min"
+    if rust.is_file():
+        commands["rust"] = [rust]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "LD_LIBRARY_PATH": str(tmp_path)}
+    said = {}
+    for language, command in commands.items():
+        done = subprocess.run([*command, lanes, "30"], env=env, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, f"{language}: {done.stdout}{done.stderr}"
+        said[language] = done.stdout
+    assert said["python"].endswith("identical\n") and said["python"].count("step ") == 15
+    assert len(set(said.values())) == 1, said
+
+
+def test_states_are_merged_key_by_key_and_may_hold_more_than_is_owned(lanes, uninterrupted):
+    """Nested dicts, as a sharded checkpoint gives them: any rank of another number takes the union, or its own lanes and any others."""
+    _, union = hashes(lanes, 4)
+    assert set(union) == {"meta", "lanes"} and set(union["lanes"]) == {str(lane) for lane in range(8)}
+    found = []
+    ranks = [Loader(lanes, rank, 2, framework="numpy") for rank in range(2)]
+    for rank, loader in enumerate(ranks):
+        own = {"meta": union["meta"], "lanes": {k: v for k, v in union["lanes"].items() if int(k) // 4 == rank}}
+        more = {"meta": union["meta"], "lanes": {k: v for k, v in union["lanes"].items() if int(k) // 4 == rank or k == str(7 - 7 * rank)}}
+        for state in (own, more, union, [own, more]):
+            loader.load_state_dict(state)
+        found.append(next(loader).hashes)
+        lacking = {"meta": union["meta"], "lanes": {k: v for k, v in own["lanes"].items() if int(k) % 4 != 2}}
+        with pytest.raises(errors.NotFound, match=f"lane {4 * rank + 2}"):
+            loader.load_state_dict(lacking)
+    assert global_hash(found) == uninterrupted[STEPS]

@@ -50,7 +50,9 @@ def test_the_builder_and_the_toml_are_one_recipe_and_give_the_same_bytes(lanes, 
     for a, b in zip(ours, theirs, strict=True):
         assert (a.input_ids == b.input_ids).all() and (a.labels == b.labels).all()
     text = built.explain()
-    assert "wiki: 300 documents" in text and "wrap" in text and "The stream ends" in text
+    assert "wiki: 300 documents" in text and "cut where a row is full" in text and "it ends" in text
+    with Loader(toml, microbatch_size=8) as same:
+        assert text == same.explain(), "one text, the library's"
 
 
 def test_every_dataset_repeats_where_that_is_asked_for(lanes, lanes_folder, endless):
@@ -197,17 +199,22 @@ def test_a_source_of_ones_own_says_what_the_recipe_shall_say(lanes, lanes_folder
             tables["mixture"]["schedule"] = [{"from_step": 5, "weights": {"wiki": 1.0, "news": 0.0}}]
             return tables
 
-    class Chunks(WorkSource):
-        def tables(self, text_field):
-            return {}
-
-        def next_chunk(self):
-            return None
-
     last = [batch for batch, _ in zip(pipeline(lanes_folder, Curriculum()), range(60), strict=False)][-1]
     assert {int(p["dataset"]) for p in last.provenance} == {0}
-    with pytest.raises(errors.Unsupported, match="next_chunk"):
-        Pipeline(Chunks())
+    with pytest.raises(errors.Unsupported, match=r"Chunks hands out samples by itself \(next_chunk, state_dict\).*stateful_transform"):
+
+        class Chunks(WorkSource):
+            def tables(self, text_field):
+                return {}
+
+            def next_chunk(self):
+                return None
+
+            def state_dict(self):
+                return {}
+
+    with pytest.raises(TypeError, match="StaticMixtureWorkSource say"):
+        Pipeline(Curriculum)
 
 
 def test_a_tokenizer_id_is_found_in_the_local_hub_cache_and_else_the_path_form_is_shown(lanes, lanes_folder, tmp_path, monkeypatch):
@@ -226,14 +233,21 @@ def test_a_tokenizer_id_is_found_in_the_local_hub_cache_and_else_the_path_form_i
     ("call", "kind", "words_of_error"),
     [
         (lambda p: p.options(dp_degre=2), TypeError, "did you mean 'dp_degree'"),
-        (lambda p: p.options(io_options={"cash": {}}), errors.Unsupported, "cash"),
-        (lambda p: p.options(deterministic=False), errors.Unsupported, "deterministic"),
-        (lambda p: p.stateful_transform("dedupe", init_state=set), errors.Unsupported, "dedupe"),
+        (lambda p: p.options(io_options={"cash": {}}), TypeError, "did you mean 'cache'"),
+        (lambda p: p.options(io_options={"cache": {"rot": "x"}}), TypeError, "did you mean 'cache.root'"),
+        (lambda p: p.add_op(print), errors.Unsupported, "stateful_transform"),
+        (lambda p: p.ensure_mixture(mixture={"wiki": 1.0}), errors.Unsupported, "shares are the source's"),
+        (lambda p: p.ensure_mixture(weight_by="samples"), errors.Unsupported, "mixes by tokens"),
+        (lambda p: p.decode_text(encoding="latin-1"), errors.Unsupported, "UTF-8"),
         (lambda p: p.tokenize_chat(), errors.Unsupported, "chat"),
-        (lambda p: p.pack_flat(32, flush_strategy="fullest"), errors.Unsupported, "fullest"),
+        (lambda p: p.pack_flat(32, flush_strategy="fulest").recipe, ValueError, "use one of fifo, fullest"),
+        (lambda p: p.pack_flat(32, max_sequences_per_bin=0).recipe, ValueError, "max_sequences_per_bin is 0"),
+        (lambda p: p.pack_flat(32, shuffle_strategy="random"), errors.Unsupported, "shuffle"),
         (lambda p: p.pack_flat(32, algorithm="wrap", num_bins=4), ValueError, "num_bins"),
-        (lambda p: p.tokenize(tokenizer_id="x", field="text", truncation=True), errors.Unsupported, "truncation"),
-        (lambda p: p.shuffle(8, algorithm="block"), errors.Unsupported, "block"),
+        (lambda p: p.tokenize(tokenizer_id="x", field="text", truncation=True), ValueError, "both or neither"),
+        (lambda p: p.tokenize(tokenizer_id="x", field="text", truncation=True, max_length=7).recipe, errors.Unsupported, "same max_length"),
+        (lambda p: p.tokenize(tokenizer=object(), field="text"), errors.Unsupported, "no fast tokenizer"),
+        (lambda p: p.shuffle(8, algorithm="blok"), errors.Unsupported, "blok"),
         (lambda p: p.map_transform(lambda x: x), errors.Unsupported, "before tokenize"),
         (lambda p: p.nonsense, AttributeError, "nonsense"),
         (lambda p: p.pack_flat(32, algorithm="rap").recipe, ValueError, "rap"),
@@ -261,3 +275,54 @@ def test_ends_are_translated_to_the_recipes(lanes_folder, lanes):
     assert ends(stop_after_passes=3, token_estimation=None) == [("stop", 3), ("repeat", 1)]
     assert ends(exhausted_policy={"wiki": "redistribute", "news": "repeat"}) == [("redistribute", 1), ("repeat", 1)]
     assert ends(exhausted_policy="repeat", max_repeats={"news": 2}) == [("repeat", 1), ("stop", 3)]
+
+
+def test_published_arguments_that_change_nothing_here_change_nothing(lanes, lanes_folder, endless):
+    work = source(lanes_folder, exhausted_policy="repeat", chunk_size=99, token_estimation=TokenEstimation({"wiki": 0.3, "news": 0.2}, calibration_samples=7))
+    io = {"cache": {"enabled": True, "limit_bytes": 10**9}, "arrow": {"cpu_threads": 2}, "metadata_cache_entries": 9}
+    built = pipeline(lanes_folder, work, deterministic=False, runner="threads", flush_every_k_chunks=3, max_workers=2, prefetch_batches=4)
+    built.options(io_options=io).fetch_parallelism(3).fetch(2, 64).prefetch(512, 8).ensure_mixture(max_buffer_size=10).materialize().decode_text(normalize_newlines=False)
+    built.shuffle(buffer_size=64, seed=42, algorithm="block_warmup", warmup_growth=1.2).pack_flat(32, algorithm="wrap", min_sequence_length=5, flush_strategy="fullest")
+    assert take(built, 20) == endless[:20]
+    assert (work.component_ids(), work.chunk_size_hint(), [d.name for d in work.datasets_by_id.values()]) == ({"wiki": 0, "news": 1}, 99, ["wiki", "news"])
+
+
+def test_the_packers_published_bounds_hold(lanes, lanes_folder):
+    def rows(**arguments):
+        built = pipeline(lanes_folder, source(lanes_folder, exhausted_policy="repeat")).pack_flat(max_length=64, **arguments)
+        for batch, _ in zip(built, range(12), strict=False):
+            for row in range(8):
+                yield batch.provenance[batch.provenance["row"] == row]["length"]
+
+    for algorithm in ("wrap", "first_fit", "best_fit", "best_fit_wrap"):
+        counts = [len(lengths) for lengths in rows(algorithm=algorithm, max_sequences_per_bin=2)]
+        assert max(counts) == 2 and min(counts) >= 1, algorithm
+    assert max(len(lengths) for lengths in rows(algorithm="wrap")) > 2
+    closed = [int(lengths.sum()) for lengths in rows(algorithm="first_fit", num_bins=400, min_sequence_length=16)]
+    assert min(closed) > 64 - 16 and min(closed) < 64, "open rows are many, so that none has to go before it is nearly full"
+
+
+def test_truncation_is_the_packers(lanes, lanes_folder):
+    built = pipeline(lanes_folder, source(lanes_folder, exhausted_policy="repeat")).tokenize(
+        tokenizer_id=str(lanes_folder / "tokenizer.json"), field="text", special_tokens="eos", truncation=True, max_length=32
+    )
+    assert built.recipe.fields()["pack.long_documents"] == '"truncate"'
+    batches = [batch for batch, _ in zip(built, range(10), strict=False)]
+    assert built.stats["truncated_tokens"] > 0 and all(int(p["start"]) + int(p["length"]) <= 32 for b in batches for p in b.provenance)
+
+
+def test_a_tokenizer_object_is_as_good_as_its_file(lanes, lanes_folder, endless):
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer.from_file(str(lanes_folder / "tokenizer.json"))
+    built = pipeline(lanes_folder, source(lanes_folder, exhausted_policy="repeat")).tokenize(tokenizer, field="text", special_tokens="eos")
+    assert take(built, 3) == endless[:3]
+
+
+def test_decode_text_does_what_its_arguments_say(lanes, tmp_path, lanes_folder):
+    shards = {0: [{"text": "w1\r\nW2"}] * 40}
+    work = StaticMixtureWorkSource([Dataset.from_dict("d", shards)], {"d": 1.0}, exhausted_policy="repeat")
+    built = Pipeline(work).options(framework="numpy").decode_text(lowercase=True, fields=("text",))
+    built.tokenize(lanes_folder / "tokenizer.json", field="text", special_tokens="eos").pack_flat(32, algorithm="wrap").batch(8)
+    assert next(iter(built)).input_ids[0, :3].tolist() == [1, 2, EOS]
+    with pytest.raises(errors.InvalidArgument, match="does not name 'text'"):
+        _ = pipeline(lanes_folder).decode_text(fields=["body"], normalize_newlines=False).recipe

@@ -28,6 +28,8 @@ STRUCTS = {
     "lw_worker_options": _structs.WorkerOptions,
     "lw_task": _structs.Task,
     "lw_function_table": _structs.FunctionTable,
+    "lw_piece": _structs.Piece,
+    "lw_operator_table": _structs.OperatorTable,
     "lw_loader_options": _structs.LoaderOptions,
     "lw_state": _structs.State,
     "lw_batch_info": _structs.BatchInfo,

@@ -58,6 +58,7 @@ pub const METRICS: &[Metric] = &[
     count(Student, "sleeps", "laneway_student_sleeps_total", "Times that the student slept"),
     gauge(Student, "in_flight", "laneway_student_tickets_in_flight", "Tickets opened and not delivered"),
     gauge(Student, "held", "laneway_student_held_samples", "Samples that the trainer holds as views"),
+    gauge(Student, "releasing", "laneway_student_releasing_slots", "Slots given back whose reading a device has not finished"),
     gauge(Student, "slots", "laneway_student_slots", "Slots that may be used"),
     gauge(Student, "workers", "laneway_student_workers", "Workers attached"),
     count(
@@ -90,6 +91,8 @@ pub const METRICS: &[Metric] = &[
     nanoseconds(gauge(Worker, "batch_ns", "laneway_worker_last_batch_seconds", "Time of the last batch, from claim to commit")),
     nanoseconds(count(Worker, "waited_ns", "laneway_worker_wait_seconds_total", "Time asleep, waiting for tasks")),
     count(Worker, "sleeps", "laneway_worker_sleeps_total", "Times that the worker slept"),
+    count(Worker, "device_opens", "laneway_worker_device_opens_total", "Handles of students' device memory opened, by all workers of the process"),
+    count(Worker, "device_closes", "laneway_worker_device_closes_total", "Handles of students' device memory closed, by all workers of the process"),
     gauge(Worker, "students", "laneway_worker_students", "Students attached"),
     gauge(Worker, "generation", "laneway_worker_generation", "Generation of the model in use"),
     count(Loader, "batches", "laneway_loader_batches_total", "Batches delivered"),

@@ -96,7 +96,7 @@ fn parse(command: &Command, words: &[&str]) -> Result<Options> {
     let (mut found, mut argument) = (BTreeMap::new(), None);
     let mut words = words.iter();
     while let Some(word) = words.next() {
-        if !word.starts_with('-') && command.argument.is_some() && argument.is_none() {
+        if (!word.starts_with('-') || *word == "-") && command.argument.is_some() && argument.is_none() {
             argument = Some((*word).to_owned());
             continue;
         }

@@ -64,7 +64,12 @@ fn run(options: &Options) -> Result<ExitCode> {
         return Err(Error::invalid("--metrics-port with --embedded: start the broker without --embedded to give it a port"));
     }
     if embedded {
-        return embed(broker_options);
+        return in_background("the broker", move |bound| {
+            serve(broker_options, |broker| {
+                bound(broker.as_ref().map(drop));
+                Ok(())
+            })
+        });
     }
     let frontend = broker_options.endpoints.frontend.clone();
     let mut listener = None;
@@ -99,36 +104,38 @@ fn serve(options: BrokerOptions, bound: impl FnOnce(&Result<Broker>) -> Result<(
     broker.run()
 }
 
-/// The process that was started waits until the one in the background serves, or passes on why it does not.
-fn embed(options: BrokerOptions) -> Result<ExitCode> {
+/// What a service calls once it serves, or does not.
+type Bound = Box<dyn FnOnce(std::result::Result<(), &Error>)>;
+
+/// Runs a service in the background. The process that was started waits until it serves, or passes on why it does not.
+pub fn in_background(what: &str, service: impl FnOnce(Bound) -> Result<()>) -> Result<ExitCode> {
     let (mut word, mut tell) = daemon::pipe()?;
     match daemon::fork_to_background()? {
         Side::Background => {
             drop(word);
-            serve(options, move |broker| {
+            service(Box::new(move |bound| {
                 // The starter may have been killed; that changes nothing here.
-                let _ = match broker {
-                    Ok(_) => tell.write_all(b"ok"),
-                    Err(e) => tell.write_all(e.message.as_bytes()),
+                let _ = match bound {
+                    Ok(()) => tell.write_all(b"ok"),
+                    Err(e) => tell.write_all(format!("{} {}", e.status as i32, e.message).as_bytes()),
                 };
-                Ok(())
-            })?;
+            }))?;
             Ok(ExitCode::SUCCESS)
         }
         Side::Starter => {
             drop(tell);
             let mut said = String::new();
             word.read_to_string(&mut said).map_err(|e| Error::io("pipe", e))?;
-            match said.as_str() {
-                "ok" => Ok(ExitCode::SUCCESS),
-                "" => Err(Error::new(Status::PeerDead, "the broker died while it started")),
-                why => Err(Error::new(Status::Io, why)),
+            match said.split_once(' ') {
+                None if said == "ok" => Ok(ExitCode::SUCCESS),
+                Some((status, why)) => Err(Error::new(Status::of(status.parse().unwrap_or(0)), why)),
+                None => Err(Error::new(Status::PeerDead, format!("{what} died while it started"))),
             }
         }
     }
 }
 
-fn log_to_stderr(level: &str) -> Result<()> {
+pub fn log_to_stderr(level: &str) -> Result<()> {
     let levels = [LogLevel::Trace, LogLevel::Debug, LogLevel::Info, LogLevel::Warn, LogLevel::Error, LogLevel::Off];
     let known = levels.into_iter().find(|l| l.name().eq_ignore_ascii_case(level) || (*l == LogLevel::Warn && level.eq_ignore_ascii_case("warn")));
     log::set_level(known.ok_or_else(|| Error::invalid(format!("--log '{level}': expected trace, debug, info, warning, error or off")))?);

@@ -1,4 +1,4 @@
-//! The `laneway` program: a broker to start and to look after; data to index, recipes to explain, inspect and verify.
+//! The `laneway` program: a broker or a node loader to start and to look after; data to index, recipes to explain, inspect and verify.
 
 mod args;
 mod broker;
@@ -8,16 +8,19 @@ mod index;
 mod inspect;
 mod metrics;
 mod recipe;
+mod serve;
 mod stop;
 mod table;
 mod top;
 mod verify;
 
 use args::Command;
+use laneway::base::Status;
 use std::process::ExitCode;
 
 const COMMANDS: &[&Command] = &[
     &broker::COMMAND,
+    &serve::COMMAND,
     &top::COMMAND,
     &metrics::COMMAND,
     &stop::COMMAND,
@@ -34,7 +37,8 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(e) => {
             eprintln!("laneway: {e}");
-            ExitCode::from(2)
+            // So that whoever starts a service can tell that somebody else was first.
+            ExitCode::from(if e.status == Status::InUse { 3 } else { 2 })
         }
     }
 }

@@ -6,7 +6,6 @@ use super::peer::{Intro, Joining, Peer, Report, check_agree, check_descriptors};
 use crate::base::{Error, Result, Status};
 use crate::exchange::door::FromBroker;
 use crate::exchange::message::{StudentIntro, StudentRole, Uuid};
-use crate::exchange::wire::status_from_number;
 use crate::os::process;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
@@ -265,7 +264,7 @@ impl Registry {
             Err((status, message)) => {
                 *pair = Pair::Refused(now);
                 if !again {
-                    let e = Error::new(status_from_number(status), message).within(intro.label());
+                    let e = Error::new(Status::of(status), message).within(intro.label());
                     tracing::warn!("no seat for {}: {e}", w.intro.label());
                     out.push(refusal(w.connection, &e));
                 }

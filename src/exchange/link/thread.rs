@@ -8,7 +8,7 @@ use crate::exchange::ask::dealer;
 use crate::exchange::door::{self, Arrived, FromBroker, MAX_REPORT, ToBroker};
 use crate::exchange::endpoints::{self, Endpoints};
 use crate::exchange::message::Model;
-use crate::exchange::wire::{Kind, Message, ModelHint, status_from_number};
+use crate::exchange::wire::{Kind, Message, ModelHint};
 use crate::os::{descriptor, process};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -205,7 +205,7 @@ impl Thread {
         match message {
             FromBroker::Joined { epoch } if !registered => self.joined(epoch, fds.next(), now),
             FromBroker::Error { status, message } => {
-                let e = Error::new(status_from_number(status), message);
+                let e = Error::new(Status::of(status), message);
                 if registered {
                     self.tell(|peer| peer.refused(e));
                 } else {

@@ -2,7 +2,7 @@
 //! A sample that could not be left where it lies is a private copy, also counted.
 
 use crate::base::{Error, Result};
-use crate::os::memory::AlignedBuf;
+use crate::medium::Buffer;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -22,7 +22,7 @@ pub struct Held {
 
 #[derive(Default)]
 struct Copies {
-    entries: Vec<Option<(u64, u32, AlignedBuf)>>,
+    entries: Vec<Option<(u64, u32, Buffer)>>,
     free: Vec<u32>,
 }
 
@@ -58,7 +58,7 @@ impl Held {
     }
 
     /// A copy is delivered with one reference; its name and serial.
-    pub fn hold_copy(&self, copy: AlignedBuf) -> (u32, u64) {
+    pub fn hold_copy(&self, copy: Buffer) -> (u32, u64) {
         let serial = self.serial();
         let mut copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = Some((serial, 1, copy));
@@ -73,6 +73,22 @@ impl Held {
             }
         };
         (index | COPY, serial)
+    }
+
+    /// That the sample is held.
+    pub fn check(&self, slot: u32, serial: u64) -> Result<()> {
+        if slot & COPY != 0 {
+            return self.with_copy(slot, serial, |_| Ok(()));
+        }
+        let held = self.slots.get(slot as usize).map(|w| w.load(Ordering::Acquire)).filter(|w| w >> COUNT_BITS == serial && w & COUNT_MASK > 0);
+        held.map(drop).ok_or_else(|| stale(slot, serial))
+    }
+
+    /// Looks at a copy.
+    pub fn with_copy(&self, slot: u32, serial: u64, look: impl FnOnce(&Buffer) -> Result<()>) -> Result<()> {
+        let copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = copies.entries.get((slot & !COPY) as usize).and_then(Option::as_ref).filter(|e| e.0 == serial);
+        look(&entry.ok_or_else(|| stale(slot, serial))?.2)
     }
 
     /// One more reference.
@@ -130,6 +146,7 @@ impl Held {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::os::memory::AlignedBuf;
 
     #[test]
     fn an_old_reference_cannot_release_a_later_sample() {
@@ -146,11 +163,11 @@ mod tests {
     #[test]
     fn copies_are_counted_and_their_places_used_again() {
         let held = Held::new(1);
-        let (slot, serial) = held.hold_copy(AlignedBuf::new(10));
+        let (slot, serial) = held.hold_copy(Buffer::Host(AlignedBuf::new(10)));
         held.retain(slot, serial).unwrap();
         assert!(!held.release(slot, serial).unwrap() && !held.release(slot, serial).unwrap());
         assert!(held.release(slot, serial).is_err());
-        assert_eq!(held.hold_copy(AlignedBuf::new(3)).0, slot);
+        assert_eq!(held.hold_copy(Buffer::Host(AlignedBuf::new(3))).0, slot);
         assert_eq!(held.count(), 0);
     }
 }

@@ -5,12 +5,14 @@
 //! | [`window`](self) `window.rs` | tickets in flight: opening, fencing, collecting, failing |
 //! | `deaths.rs` | how often a ticket's worker has died |
 //! | `held.rs` | samples that the trainer still looks at |
+//! | `reaper.rs` | samples given back while a device still reads them |
 //! | `seats.rs` | who sits in the segment, and ringing them |
 //! | `sweeper.rs` | two native threads: deaths, suspicion, and memory that becomes free again |
 
 mod deaths;
 mod held;
 mod options;
+mod reaper;
 mod seats;
 mod stats;
 mod sweeper;
@@ -25,7 +27,7 @@ use crate::exchange::broker::spawn_embedded;
 use crate::exchange::link::{Hello, Link, Peer};
 use crate::exchange::message::{Model, StudentIntro, Uuid, WorkerIntro};
 use crate::exchange::spin::Spin;
-use crate::medium::Owned;
+use crate::medium::{Owned, Place, Stream};
 use crate::os::clock::{self, Nanos};
 use crate::os::event::Event;
 use crate::os::{futex, process};
@@ -34,8 +36,10 @@ use crate::segment::cell::CellState;
 use crate::segment::group::GroupPage;
 use crate::segment::layout::Sizes;
 use crate::segment::region::Segment;
+use crate::segment::seat::SeatState;
 use deaths::Deaths;
 use held::Held;
+use reaper::Reaper;
 use seats::Seats;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
@@ -75,6 +79,8 @@ pub struct Sample {
     pub len: usize,
     /// True if it is a private copy (no slot could be spared, or the medium has no memory of its own).
     pub copied: bool,
+    /// Where `data` is.
+    pub place: Place,
 }
 
 /// One reference to a sample; dropping it gives the reference back, on any thread, and does nothing in a forked child.
@@ -86,8 +92,11 @@ pub struct Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        if let Err(e) = self.inner.release(self.slot, self.serial) {
-            tracing::error!("giving a reference back: {e}");
+        let own = process::fork_depth() == self.inner.forks;
+        // Who reads on a device and drops this does not say on which stream.
+        match self.inner.medium.mark_everything().filter(|_| own) {
+            Some(mark) => Reaper::push(&self.inner, mark, vec![(self.slot, self.serial)]),
+            None => drop(self.inner.release(self.slot, self.serial).inspect_err(|e| tracing::error!("giving a reference back: {e}"))),
         }
         if process::fork_depth() != self.inner.forks {
             // The last of them would close what belongs to the parent.
@@ -111,6 +120,7 @@ pub(crate) struct Inner {
     window: Mutex<Window>,
     held: Held,
     deaths: Deaths,
+    reaper: Reaper,
     seats: Seats,
     stats: stats::Counters,
     spin: Spin,
@@ -157,6 +167,7 @@ impl Student {
         let mut options = options;
         let choice = std::mem::replace(&mut options.medium, crate::medium::MediumChoice::Shm);
         let medium = Owned::new(choice.create(slots, options.layout.nbytes())?);
+        crate::medium::check_ragged(&**medium, options.layout.is_ragged())?;
         let slots = slots.min(medium.slot_count());
         if slots <= options.slot_count {
             let message = format!(
@@ -195,6 +206,7 @@ impl Student {
             window: Mutex::new(Window::new(&segment)),
             held: Held::new(slots),
             deaths: Deaths::new(segment.cells().len()),
+            reaper: Reaper::default(),
             seats: Seats::new(options.max_workers),
             stats: stats::Counters::default(),
             spin: Spin::new(options.spin_us),
@@ -297,6 +309,42 @@ impl Student {
         self.inner.retain(slot, serial)?;
         self.loose.fetch_add(1, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// As [`Student::release`], for samples on a device, whose reading is queued on `stream`: their slots are used again only once it is done, and this does not
+    /// wait for it.
+    pub fn release_on(&self, refs: &[(u32, u64)], stream: Stream) -> Result<()> {
+        if stream.is_none() || process::fork_depth() != self.inner.forks {
+            return self.release(refs);
+        }
+        refs.iter().try_for_each(|(slot, serial)| self.inner.held.check(*slot, *serial))?;
+        if let Some(mark) = self.inner.medium.mark(stream)? {
+            self.loose.fetch_sub(refs.len() as i64, Ordering::Relaxed);
+            Reaper::push(&self.inner, mark, refs.to_vec());
+            return Ok(());
+        }
+        self.release(refs)
+    }
+
+    /// Copies the first bytes of a sample that is held to `out`, wherever it lies.
+    pub fn read(&self, slot: u32, serial: u64, out: &mut [u8]) -> Result<()> {
+        let have = self.inner.options.layout.nbytes();
+        if out.len() > have {
+            return Err(Error::invalid(format!("{} bytes were asked for and a sample has {have}", out.len())));
+        }
+        if slot & held::COPY != 0 {
+            return self.inner.held.with_copy(slot, serial, |copy| copy.read(out));
+        }
+        // A reference of its own: nobody can free the slot meanwhile.
+        self.inner.retain(slot, serial)?;
+        let read = self.inner.medium.read(slot, out);
+        self.inner.release(slot, serial)?;
+        read
+    }
+
+    /// Where samples lie.
+    pub fn place(&self) -> Place {
+        self.inner.medium.place()
     }
 
     /// Gives references back; a sample whose last one goes may be overwritten. Works after `close`. In a forked child it does nothing.
@@ -416,6 +464,32 @@ impl Drop for Student {
         if self.loose.load(Ordering::Relaxed) > 0 {
             // Somebody still reads samples whose references nobody can give back any more: their memory must stay.
             KEPT.lock().unwrap_or_else(PoisonError::into_inner).push(self.inner.clone());
+        }
+    }
+}
+
+/// How long a student's device memory waits for workers to let go of it.
+const DETACH_PATIENCE: Duration = Duration::from_secs(2);
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.medium.place() == Place::Host || process::fork_depth() != self.forks {
+            return;
+        }
+        // Freeing a device's memory while another process has it open is undefined.
+        let end = clock::after(DETACH_PATIENCE);
+        while let Some((_, worker)) = self
+            .seats
+            .snapshot()
+            .into_iter()
+            .find(|(seat, o)| self.segment.seats()[*seat as usize].state() == SeatState::Taken && !process::has_died(o.pidfd.as_fd()))
+        {
+            if clock::left(end).is_zero() {
+                tracing::warn!("{} still has this student's device memory open: it stays until this process ends", worker.label);
+                self.medium.keep();
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(2));
         }
     }
 }

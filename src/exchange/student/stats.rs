@@ -35,6 +35,8 @@ pub struct StudentStats {
     pub in_flight: u64,
     /// Samples that the trainer holds as views now.
     pub held: u64,
+    /// References given back whose last use on a device is not done yet.
+    pub releasing: u64,
     /// Attempts that failed (an exception, a wrong size).
     pub failed_attempts: u64,
     /// Tickets delivered as errors.
@@ -87,6 +89,7 @@ impl Inner {
             copied: get(&c.copied),
             in_flight: get(&hot.opened.0).saturating_sub(get(&hot.oldest.0)),
             held: u64::from(self.held.count()),
+            releasing: self.reaper.waiting(),
             failed_attempts: get(&c.failed_attempts),
             failed_tickets: get(&c.failed_tickets),
             fenced: get(&c.fenced),

@@ -2,7 +2,6 @@
 
 use super::{Inner, Sample, held, read_generation_last};
 use crate::base::{Error, Result, Status, ticket_seed};
-use crate::os::memory::AlignedBuf;
 use crate::segment::cell::{CellState, CellWord, Ticket};
 use crate::segment::region::Segment;
 use crate::segment::slot::Content;
@@ -296,18 +295,26 @@ impl Window {
             // READING was set first, so the sweeper of a dead writer cannot take the slot for an orphan.
             inner.segment.cells()[index].withdraw();
             let len = content.length as usize;
+            let brought = if content.beside { inner.medium.bring_up(slot, len) } else { Ok(()) };
+            if let Err(e) = brought {
+                inner.segment.slots()[slot as usize].let_go();
+                self.pending_failure(inner, position, &ticket, e, out.len() > before)?;
+                continue;
+            }
             // A window of one ticket must remain beside the views.
             let view = inner.medium.slot(slot).filter(|_| inner.held.count() + 1 < inner.options.slot_count);
             let (name, serial, data) = match view {
                 Some(data) => (slot, inner.held.hold(slot), data.as_ptr().cast_const()),
                 None => {
-                    let mut copy = AlignedBuf::new(len);
-                    let read = inner.medium.read(slot, copy.bytes_mut());
+                    let copy = inner.medium.copy(slot, len);
                     inner.segment.slots()[slot as usize].let_go();
-                    if let Err(e) = read {
-                        self.pending_failure(inner, position, &ticket, e, out.len() > before)?;
-                        continue;
-                    }
+                    let copy = match copy {
+                        Ok(copy) => copy,
+                        Err(e) => {
+                            self.pending_failure(inner, position, &ticket, e, out.len() > before)?;
+                            continue;
+                        }
+                    };
                     inner.stats.copied.fetch_add(1, Ordering::Relaxed);
                     let data = copy.start().cast_const();
                     let (name, serial) = inner.held.hold_copy(copy);
@@ -318,7 +325,8 @@ impl Window {
             self.note_duration(inner, content.made_in);
             inner.stats.delivered.fetch_add(1, Ordering::Relaxed);
             let Ticket { lane, step, seed, generation, .. } = ticket;
-            out.push(Sample { slot: name, serial, lane, step, seed, generation, position, data, len, copied: name & held::COPY != 0 });
+            let (copied, place) = (name & held::COPY != 0, inner.medium.place());
+            out.push(Sample { slot: name, serial, lane, step, seed, generation, position, data, len, copied, place });
         }
         self.found = found;
         self.found.clear();

@@ -26,6 +26,8 @@ pub struct Attachment {
     /// Tickets of this generation are left alone until that time: their model cannot be had now, or no slot is free. 0: none are.
     blocked_generation: AtomicU64,
     blocked_until: AtomicI64,
+    left: AtomicBool,
+    forks: u32,
 }
 
 impl Attachment {
@@ -40,12 +42,13 @@ impl Attachment {
         own_uuid: u128,
         slot_size: u64,
         custom: &[Box<dyn Attach>],
+        device: Option<i32>,
     ) -> Result<Attachment> {
         let layout = Arc::new(Layout::from_json(&student.layout)?);
         let segment = Segment::open(segment.as_fd(), Some(layout.hash()))?;
         let place = segment.seats().get(seat as usize).filter(|s| s.uuid() == own_uuid && s.state() == SeatState::Taken);
         let place = place.ok_or_else(|| Error::new(Status::Refused, format!("seat {seat} of that student is not this worker's")))?;
-        let opened = Attachment::open_medium(&student, &segment, &layout, payload, slot_size, custom);
+        let opened = Attachment::open_medium(&student, &segment, &layout, payload, slot_size, custom, device);
         let medium = opened.inspect_err(|_| place.leave())?;
         Ok(Attachment {
             student,
@@ -58,6 +61,8 @@ impl Attachment {
             hint: AtomicU32::new(seat),
             blocked_generation: AtomicU64::new(0),
             blocked_until: AtomicI64::new(0),
+            left: AtomicBool::new(false),
+            forks: process::fork_depth(),
         })
     }
 
@@ -68,6 +73,7 @@ impl Attachment {
         payload: Option<OwnedFd>,
         slot_size: u64,
         custom: &[Box<dyn Attach>],
+        device: Option<i32>,
     ) -> Result<Box<dyn Medium>> {
         let header = segment.header();
         // What is written is as long as the layout says: all three must be the same, or a write could end beyond its slot.
@@ -76,7 +82,18 @@ impl Attachment {
             let message = format!("samples of that student have {layout} bytes ({segment} in its segment) and this worker makes {slot_size}");
             return Err(Error::new(Status::LayoutMismatch, message));
         }
-        medium::attach(custom, &student.medium.kind, &student.medium.buf_name, payload, header.slots, header.slot_stride as usize)
+        let medium =
+            medium::attach(custom, &student.medium.kind, &student.medium.buf_name, payload, header.slots, header.slot_stride as usize, device)?;
+        medium::check_ragged(&*medium, layout.is_ragged())?;
+        Ok(medium)
+    }
+
+    /// Lets go of the student's memory and leaves the seat: the last that is done here.
+    pub fn leave(&self) {
+        if !self.left.swap(true, Ordering::AcqRel) {
+            self.medium.detach();
+            self.place().leave();
+        }
     }
 
     pub fn place(&self) -> &Seat {
@@ -155,5 +172,14 @@ impl Attachment {
         let found = (0..active).map(|i| (start + i) % active).find_map(|i| Some((i, slots[i as usize].take(self.seat)?)))?;
         self.hint.store(found.0 + 1, Ordering::Relaxed);
         Some(found)
+    }
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        // A student that closes waits for this before it frees a device's memory. The seat is this worker's until then.
+        if process::fork_depth() == self.forks {
+            self.leave();
+        }
     }
 }

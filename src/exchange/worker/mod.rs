@@ -20,7 +20,7 @@ use crate::base::{Error, Layout, Result, Status};
 use crate::exchange::link::{Hello, Link, Peer};
 use crate::exchange::message::{Endpoints, Model, StudentIntro, Uuid, WorkerIntro};
 use crate::exchange::spin::{self, Spin};
-use crate::medium::Attach;
+use crate::medium::{Attach, Place, Stream};
 use crate::os::clock::{self, Nanos};
 use crate::os::event::Event;
 use crate::os::{futex, process};
@@ -44,8 +44,10 @@ pub struct WorkerOptions {
     pub slot_size: u64,
     /// Most tickets that it takes at once.
     pub batch_size: u32,
-    /// Custom mediums that it can write, besides `shm` and `file`.
+    /// Custom mediums that it can write, besides `shm`, `file` and `cuda`.
     pub attach: Vec<Box<dyn Attach>>,
+    /// The CUDA device, as this process numbers it, on which its samples for students on devices are made; `None`: the student's own.
+    pub device: Option<i32>,
     /// Microseconds of looking before sleeping; `u32::MAX`: what pays.
     pub spin_us: u32,
 }
@@ -53,7 +55,16 @@ pub struct WorkerOptions {
 impl WorkerOptions {
     /// Options with every default: batches of one, adaptive spinning.
     pub fn new(endpoints: Endpoints) -> WorkerOptions {
-        WorkerOptions { endpoints, worker_id: None, layout: None, slot_size: 0, batch_size: 1, attach: Vec::new(), spin_us: spin::ADAPTIVE }
+        WorkerOptions {
+            endpoints,
+            worker_id: None,
+            layout: None,
+            slot_size: 0,
+            batch_size: 1,
+            attach: Vec::new(),
+            device: None,
+            spin_us: spin::ADAPTIVE,
+        }
     }
 
     fn slot_size(&self) -> Result<u64> {
@@ -88,6 +99,8 @@ pub struct Task {
     pub layout: Arc<Layout>,
     /// Where it goes: aligned to 64 bytes.
     pub data: *mut u8,
+    /// Where `data` is.
+    pub place: Place,
     /// Bytes of a sample.
     pub capacity: usize,
 }
@@ -130,7 +143,7 @@ impl Worker {
         }
         let (bell, bell_fd) = Doorbell::create()?;
         let uuid = Uuid(process::random_u128());
-        let mut medium_kinds = vec!["shm".to_owned(), "file".to_owned()];
+        let mut medium_kinds = vec!["shm".to_owned(), "file".to_owned(), "cuda".to_owned()];
         medium_kinds.extend(options.attach.iter().map(|a| a.kind().to_owned()));
         let intro = WorkerIntro {
             uuid,
@@ -196,9 +209,26 @@ impl Worker {
     /// asks for (a ragged dimension without its length, a value that is not finite or out of range) fails its task; the others are published, none
     /// stays in hand, and the error is `TaskFailed` with the first reason.
     pub fn commit(&self, done: &[(u64, usize)]) -> Result<u32> {
+        self.commit_on(done, Stream::NONE)
+    }
+
+    /// As [`Worker::commit`], for tasks on a device whose writing is queued on `stream`: waits until it is done, then publishes.
+    pub fn commit_on(&self, done: &[(u64, usize)], stream: Stream) -> Result<u32> {
         self.check()?;
         let _span = tracing::trace_span!("laneway.worker.commit", tasks = done.len()).entered();
-        self.inner.commit(done)
+        self.inner.commit(done, stream)
+    }
+
+    /// Keeps the memory of a task in hand mapped, even after the task and this handle are gone.
+    pub fn hold(&self, task: u64) -> Result<Box<dyn Send>> {
+        self.check()?;
+        self.inner.hold(task)
+    }
+
+    /// Copies bytes to the beginning of a task's memory, wherever that is.
+    pub fn write(&self, task: u64, data: &[u8]) -> Result<()> {
+        self.check()?;
+        self.inner.write(task, data)
     }
 
     /// Sets the length of a ragged dimension of a task in hand, in all tensors that have it. Each must be set, or written with the sample, before `commit`.
@@ -309,6 +339,8 @@ impl Inner {
         attachments.retain(|a| !a.is_gone());
         if attachments.len() != before {
             self.epoch.fetch_add(1, Ordering::Release);
+            // The keeper, too, forgets them: a student on a device waits until its memory is let go of.
+            self.event.set();
             futex::ring(self.bell.word());
         }
     }
@@ -319,7 +351,8 @@ impl Inner {
             return Ok(());
         }
         let label = student.label();
-        let attachment = Attachment::open(student, seat, segment, pidfd, payload, self.uuid.0, self.slot_size, &self.options.attach)?;
+        let attachment =
+            Attachment::open(student, seat, segment, pidfd, payload, self.uuid.0, self.slot_size, &self.options.attach, self.options.device)?;
         tracing::info!(seat, "attached to {label}");
         attachments.push(Arc::new(attachment));
         self.epoch.fetch_add(1, Ordering::Release);

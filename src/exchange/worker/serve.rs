@@ -7,12 +7,15 @@ use super::attachment::Attachment;
 use super::{Inner, Task};
 use crate::base::{Error, Result, Status};
 use crate::exchange::message::Model;
+use crate::medium::{Buffer, Place, Stream, Write};
 use crate::os::clock::{self, Nanos};
 use crate::os::futex;
 use crate::os::memory::AlignedBuf;
 use crate::segment::cell::CellState;
 use crate::segment::payload::writing_bytes;
 use crate::segment::slot::{Content, SlotWord};
+use std::borrow::Cow;
+use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -29,6 +32,8 @@ struct Client {
     served: u64,
     /// A slot taken for a cell that another worker was faster to claim.
     spare: Option<(u32, SlotWord)>,
+    /// Memory that samples were made in, for use again.
+    scratch: Vec<Buffer>,
 }
 
 /// What became of an attempt to claim.
@@ -53,18 +58,23 @@ struct InHand {
     claimed_at: u64,
     /// How many were claimed together: they share the time that they take.
     together: u64,
-    /// For mediums without memory of their own: the sample is made here and written at commit.
-    scratch: Option<AlignedBuf>,
+    /// For mediums whose slots have no address here: the sample is made here and brought to its slot at commit.
+    scratch: Option<Arc<Buffer>>,
 }
 
 impl InHand {
-    /// The sample as far as it is written; `None` if the slot was taken away, since this process was declared dead.
+    fn is_in_host_memory(&self) -> bool {
+        self.attachment.medium.place() == Place::Host
+    }
+
+    /// The sample as far as it is written; `None` if it is on a device, or the slot was taken away, since this process was declared dead.
     fn sample(&mut self) -> Option<&mut [u8]> {
         let bytes = self.attachment.layout.nbytes();
-        if let Some(scratch) = &mut self.scratch {
-            return Some(&mut scratch.bytes_mut()[..bytes]);
-        }
-        let start = self.attachment.medium.slot(self.slot)?;
+        let start = match &self.scratch {
+            _ if !self.is_in_host_memory() => return None,
+            Some(scratch) => NonNull::new(scratch.start())?,
+            None => self.attachment.medium.slot(self.slot)?,
+        };
         writing_bytes(&self.attachment.segment.slots()[self.slot as usize], self.slot_word, start, bytes)
     }
 
@@ -74,7 +84,13 @@ impl InHand {
         if !layout.asks_something() {
             return Ok(());
         }
-        self.sample().map_or(Ok(()), |sample| layout.finish(sample))
+        if self.is_in_host_memory() {
+            return self.sample().map_or(Ok(()), |sample| layout.finish(sample));
+        }
+        // Values on a device are looked at in a copy. Nothing else is to be done: such a layout has no ragged dimension.
+        let mut copy = AlignedBuf::new(layout.nbytes());
+        self.attachment.medium.read(self.slot, copy.bytes_mut())?;
+        layout.finish(copy.bytes_mut())
     }
 }
 
@@ -93,7 +109,6 @@ pub struct Serve {
     epoch: u64,
     tasks: Vec<InHand>,
     next_id: u64,
-    scratch: Vec<AlignedBuf>,
     /// Whose tickets are open, and of which generation: scratch space of `turn`.
     waiting: Vec<(usize, u64)>,
 }
@@ -185,26 +200,68 @@ impl Inner {
         free.iter().for_each(|a| a.place().idle.awake());
     }
 
-    pub(super) fn commit(&self, done: &[(u64, usize)]) -> Result<u32> {
-        let mut serve = self.serve();
-        let (mut wanted, mut refused) = (0, None);
+    /// Brings samples to their slots. Not under the lock: a device may take its time.
+    fn settle(&self, done: &[(u64, usize)], stream: Stream) -> Result<()> {
+        let mut parts: Vec<(Arc<Attachment>, u32, Option<Arc<Buffer>>, usize)> = Vec::new();
+        let serve = self.serve();
         for (id, length) in done {
+            let task = &serve.tasks[serve.index(*id)?];
+            if *length != task.attachment.layout.nbytes() {
+                // `commit` says so, once what is before it is published.
+                break;
+            }
+            if task.scratch.is_some() || !stream.is_none() || task.attachment.medium.place() != Place::Host {
+                parts.push((task.attachment.clone(), task.slot, task.scratch.clone(), *length));
+            }
+        }
+        drop(serve);
+        for group in parts.chunk_by(|a, b| Arc::ptr_eq(&a.0, &b.0)) {
+            let writes: Vec<_> = group.iter().map(|(_, slot, scratch, len)| Write { slot: *slot, scratch: scratch.as_deref(), len: *len }).collect();
+            group[0].0.medium.settle(&writes, stream)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn hold(&self, id: u64) -> Result<Box<dyn Send>> {
+        let serve = self.serve();
+        let task = &serve.tasks[serve.index(id)?];
+        Ok(Box::new((task.attachment.clone(), task.scratch.clone())))
+    }
+
+    pub(super) fn write(&self, id: u64, data: &[u8]) -> Result<()> {
+        let mut serve = self.serve();
+        let index = serve.index(id)?;
+        let task = &mut serve.tasks[index];
+        let have = task.attachment.layout.nbytes();
+        if data.len() > have {
+            return Err(Error::invalid(format!("task {id}: {} bytes do not fit into a sample of {have}", data.len())));
+        }
+        if let Some(Buffer::Host(bytes)) = task.scratch.as_mut().and_then(Arc::get_mut) {
+            bytes.bytes_mut()[..data.len()].copy_from_slice(data);
+            return Ok(());
+        }
+        let (attachment, slot, scratch) = (task.attachment.clone(), task.slot, task.scratch.clone());
+        drop(serve);
+        match scratch.as_deref() {
+            Some(Buffer::Cuda(block)) => block.write(data),
+            Some(Buffer::Host(_)) => Err(Error::new(Status::InUse, format!("task {id} is being committed by another thread"))),
+            None => attachment.medium.write(slot, data),
+        }
+    }
+
+    pub(super) fn commit(&self, done: &[(u64, usize)], stream: Stream) -> Result<u32> {
+        // What lies in host memory is made whole before it is brought to its slot; what is on a device is looked at once it is complete.
+        let mut refused = None;
+        let done = self.refuse(done, true, &mut refused);
+        self.settle(&done, stream)?;
+        let done = self.refuse(&done, false, &mut refused);
+        let mut serve = self.serve();
+        let mut wanted = 0;
+        for (id, length) in done.iter() {
             let index = serve.index(*id)?;
             let bytes = serve.tasks[index].attachment.layout.nbytes();
             if *length != bytes {
                 return Err(Error::invalid(format!("task {id}: {length} bytes were committed and a sample has {bytes}")));
-            }
-            let task = &mut serve.tasks[index];
-            if let Err(e) = task.finish() {
-                let text = format!("the sample was refused: {}", e.message);
-                tracing::warn!("task (lane {}, step {}): {text}", task.lane, task.step);
-                self.publish_failure(&mut serve, index, &text);
-                self.stats.refused.fetch_add(1, Ordering::Relaxed);
-                refused.get_or_insert(text);
-                continue;
-            }
-            if let Some(scratch) = &task.scratch {
-                task.attachment.medium.write(task.slot, &scratch.bytes()[..*length])?;
             }
             let won = serve.publish(index, *length, false, clock::now() as u64);
             wanted += u32::from(won);
@@ -213,6 +270,36 @@ impl Inner {
         }
         serve.account(self, done.len(), clock::now() as u64);
         refused.map_or(Ok(wanted), |text| Err(Error::new(Status::TaskFailed, text)))
+    }
+
+    /// Fails the tasks whose samples are not what their layouts ask for, of those in host memory or of the others; the rest. The first reason goes to `first`.
+    fn refuse<'a>(&self, done: &'a [(u64, usize)], in_host_memory: bool, first: &mut Option<String>) -> Cow<'a, [(u64, usize)]> {
+        let mut serve = self.serve();
+        let is_asked = |task: &InHand| task.attachment.layout.asks_something() && task.is_in_host_memory() == in_host_memory;
+        if !done.iter().any(|(id, _)| serve.index(*id).is_ok_and(|i| is_asked(&serve.tasks[i]))) {
+            return Cow::Borrowed(done);
+        }
+        let mut rest = Vec::with_capacity(done.len());
+        for (at, (id, length)) in done.iter().enumerate() {
+            let index = serve.index(*id).ok().filter(|i| serve.tasks[*i].attachment.layout.nbytes() == *length);
+            let Some(index) = index else {
+                // `commit` says what is wrong with it; it and what is behind it stay in hand.
+                rest.extend(&done[at..]);
+                break;
+            };
+            let task = &mut serve.tasks[index];
+            match if is_asked(task) { task.finish() } else { Ok(()) } {
+                Ok(()) => rest.push((*id, *length)),
+                Err(e) => {
+                    let text = format!("the sample was refused: {}", e.message);
+                    tracing::warn!("task (lane {}, step {}): {text}", task.lane, task.step);
+                    self.publish_failure(&mut serve, index, &text);
+                    self.stats.refused.fetch_add(1, Ordering::Relaxed);
+                    first.get_or_insert(text);
+                }
+            }
+        }
+        Cow::Owned(rest)
     }
 
     pub(super) fn set_length(&self, id: u64, dimension: &str, length: u64) -> Result<()> {
@@ -227,6 +314,11 @@ impl Inner {
     }
 
     pub(super) fn fail(&self, id: u64, text: &str) -> Result<()> {
+        let serve = self.serve();
+        let attachment = serve.tasks[serve.index(id)?].attachment.clone();
+        drop(serve);
+        // What the generator has queued before it failed must not reach the slot once it is another's.
+        let _ = attachment.medium.quiesce().inspect_err(|e| tracing::error!("{e}"));
         let mut serve = self.serve();
         let index = serve.index(id)?;
         self.publish_failure(&mut serve, index, text);
@@ -243,6 +335,8 @@ impl Inner {
     /// Gives everything back and leaves every seat.
     pub(super) fn leave(&self) {
         let mut serve = self.serve();
+        let busy = serve.tasks.iter().map(|t| &t.attachment.medium);
+        busy.for_each(|m| drop(m.quiesce().inspect_err(|e| tracing::error!("{e}"))));
         for task in serve.tasks.drain(..) {
             let cell = &task.attachment.segment.cells()[task.cell as usize];
             let word = cell.word();
@@ -253,7 +347,7 @@ impl Inner {
         }
         serve.clients.drain(..).for_each(|mut c| c.drop_spare());
         let mut attachments = self.attachments.write().unwrap_or_else(PoisonError::into_inner);
-        attachments.drain(..).for_each(|a| a.place().leave());
+        attachments.drain(..).for_each(|a| a.leave());
     }
 }
 
@@ -283,7 +377,7 @@ impl Serve {
         let start = self.clients.iter().map(|c| c.served).min().unwrap_or(0);
         for attachment in attached {
             if !self.clients.iter().any(|c| Arc::ptr_eq(&c.attachment, &attachment)) {
-                self.clients.push(Client { attachment, served: start, spare: None });
+                self.clients.push(Client { attachment, served: start, spare: None, scratch: Vec::new() });
             }
         }
     }
@@ -326,19 +420,23 @@ impl Serve {
                 full = true;
                 break;
             };
-            if cell.claim(word, attachment.seat).is_none() {
-                self.clients[turn].spare = Some((slot, slot_word));
-                continue;
-            }
-            cell.note_claim(now);
             let capacity = attachment.layout.nbytes();
             let (data, scratch) = match attachment.medium.slot(slot) {
                 Some(data) => (data.as_ptr(), None),
                 None => {
-                    let scratch = self.scratch.pop().filter(|s| s.len() == capacity).unwrap_or_else(|| AlignedBuf::new(capacity));
-                    (scratch.start(), Some(scratch))
+                    let had = self.clients[turn].scratch.pop().map(Ok);
+                    let scratch = had.unwrap_or_else(|| attachment.medium.scratch(capacity)).inspect_err(|_| {
+                        attachment.segment.slots()[slot as usize].free(slot_word);
+                    })?;
+                    (scratch.start(), Some(Arc::new(scratch)))
                 }
             };
+            if cell.claim(word, attachment.seat).is_none() {
+                self.clients[turn].spare = Some((slot, slot_word));
+                self.clients[turn].scratch.extend(scratch.and_then(Arc::into_inner));
+                continue;
+            }
+            cell.note_claim(now);
             self.next_id += 1;
             let id = self.next_id;
             let mut task = InHand {
@@ -371,6 +469,7 @@ impl Serve {
                 model: model.clone(),
                 layout: attachment.layout.clone(),
                 data,
+                place: attachment.medium.place(),
                 capacity,
             });
         }
@@ -411,7 +510,8 @@ impl Serve {
         let task = self.tasks.swap_remove(index);
         let segment = &task.attachment.segment;
         let made_in = now.saturating_sub(task.claimed_at);
-        let content = Content { cell: task.cell, version: task.version, length: length as u64, failed, made_in };
+        let content =
+            Content { cell: task.cell, version: task.version, length: length as u64, failed, beside: task.attachment.medium.is_beside(), made_in };
         let slot = &segment.slots()[task.slot as usize];
         let won = slot.ready(task.slot_word, &content).is_some_and(|ready| {
             let won = segment.cells()[task.cell as usize].publish(task.version, task.attachment.seat, task.slot);
@@ -429,9 +529,7 @@ impl Serve {
         }
         if let Some(client) = self.clients.iter_mut().find(|c| Arc::ptr_eq(&c.attachment, &task.attachment)) {
             client.served += (made_in / task.together).max(1);
-        }
-        if let Some(scratch) = task.scratch {
-            self.scratch.push(scratch);
+            client.scratch.extend(task.scratch.and_then(Arc::into_inner));
         }
         won
     }

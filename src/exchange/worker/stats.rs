@@ -2,6 +2,7 @@
 
 use super::Inner;
 use crate::base::metrics::Metered;
+use crate::medium::cuda;
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -37,6 +38,10 @@ pub struct WorkerStats {
     pub sleeps: u64,
     /// Nanoseconds that it slept.
     pub waited_ns: u64,
+    /// Handles of students' device memory that this process has opened, over all its workers.
+    pub device_opens: u64,
+    /// Handles that it has closed.
+    pub device_closes: u64,
     /// Students attached now.
     pub students: u64,
     /// Generation of the model in use.
@@ -53,7 +58,10 @@ impl WorkerStats {
 impl Inner {
     pub(super) fn snapshot(&self) -> WorkerStats {
         let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
+        let (device_opens, device_closes) = cuda::counts();
         WorkerStats {
+            device_opens,
+            device_closes,
             made: get(&self.stats.made),
             lost: get(&self.stats.lost),
             failed: get(&self.stats.failed),

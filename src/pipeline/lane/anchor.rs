@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 impl Lane {
     /// The lane's state before its next row, as pointers.
-    pub fn anchor(&mut self) -> Arc<[u8]> {
+    pub fn anchor(&mut self) -> Result<Arc<[u8]>> {
         let mut out = Vec::with_capacity(64);
         put(&mut out, self.plan.windows.of_row(self.made) << 1 | u64::from(self.ended));
         let MixerState { balance, gone } = self.mixer.state();
@@ -25,9 +25,9 @@ impl Lane {
             put(&mut out, stream.cursor().round);
             put(&mut out, u64::from(stream.cursor().index));
         }
-        self.operators.save(&mut out);
+        self.operators.save(&mut out)?;
         self.packer.save(&mut out);
-        out.into()
+        Ok(out.into())
     }
 
     /// Takes up an anchor, of whose window `taken` rows have been delivered.
@@ -60,7 +60,7 @@ impl Lane {
         if taken > size {
             return Err(Error::new(Status::Corrupt, format!("its state says that {taken} rows of a window of {size} were delivered")));
         }
-        self.open_window(taken as usize);
+        self.open_window(taken as usize)?;
         // Exactly the anchor that was given, so that saving again gives the same.
         self.windows[0].anchor = anchor.clone();
         self.delivered = self.made + taken;

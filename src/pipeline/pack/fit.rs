@@ -4,6 +4,7 @@
 use super::{Pack, Piece, Row, load_pieces, save_pieces};
 use crate::base::Result;
 use crate::pipeline::codec::{Reader, put};
+use crate::recipe::{Algorithm, FlushStrategy, PackRecipe};
 use std::collections::VecDeque;
 
 /// An open row.
@@ -12,19 +13,38 @@ struct Bin {
     room: u32,
 }
 
-/// Open rows, oldest first. When a document fits none and no more may be opened, the oldest goes as it is.
+/// Open rows, oldest first. When a document fits none and no more may be opened, the oldest, or the fullest, goes as it is.
 pub(super) struct Fit {
     length: u32,
     most: usize,
     best: bool,
+    fullest: bool,
+    /// A row of so many pieces, or with less room than that, is full.
+    most_pieces: usize,
+    least_room: u32,
     bins: VecDeque<Bin>,
     /// The document that is being placed: until all of it is, the rows that it closes are popped one by one.
     placing: Option<Piece>,
 }
 
 impl Fit {
-    pub fn new(length: u32, most: usize, best: bool) -> Fit {
-        Fit { length, most, best, bins: VecDeque::new(), placing: None }
+    pub fn new(recipe: &PackRecipe, most: usize) -> Fit {
+        Fit {
+            length: recipe.max_length,
+            most,
+            best: recipe.algorithm == Algorithm::BestFit,
+            fullest: recipe.flush_strategy == FlushStrategy::Fullest,
+            most_pieces: recipe.max_sequences_per_bin.map_or(usize::MAX, |most| most as usize),
+            least_room: recipe.min_sequence_length.max(1),
+            bins: VecDeque::new(),
+            placing: None,
+        }
+    }
+
+    /// The open row that makes place for another.
+    fn goes(&mut self) -> Option<Row> {
+        let at = if self.fullest { self.bins.iter().enumerate().min_by_key(|(_, b)| b.room)?.0 } else { 0 };
+        self.bins.remove(at).map(|b| b.pieces)
     }
 
     fn find(&self, len: u32) -> Option<usize> {
@@ -54,20 +74,22 @@ impl Pack for Fit {
         if piece.len == self.length || self.most == 0 {
             return Some(vec![piece]);
         }
-        match self.find(piece.len) {
-            Some(i) => {
-                let bin = &mut self.bins[i];
-                bin.room -= piece.len;
-                bin.pieces.push(piece);
-                if bin.room == 0 {
-                    return self.bins.remove(i).map(|b| b.pieces);
-                }
-            }
+        let at = match self.find(piece.len) {
+            Some(at) => at,
             None if self.bins.len() == self.most => {
                 self.placing = Some(piece);
-                return self.bins.pop_front().map(|b| b.pieces);
+                return self.goes();
             }
-            None => self.bins.push_back(Bin { room: self.length - piece.len, pieces: vec![piece] }),
+            None => {
+                self.bins.push_back(Bin { room: self.length, pieces: Vec::new() });
+                self.bins.len() - 1
+            }
+        };
+        let bin = &mut self.bins[at];
+        bin.room -= piece.len;
+        bin.pieces.push(piece);
+        if bin.room < self.least_room || bin.pieces.len() >= self.most_pieces {
+            return self.bins.remove(at).map(|b| b.pieces);
         }
         if flush { self.bins.pop_front().map(|b| b.pieces) } else { None }
     }

@@ -10,13 +10,15 @@ use std::collections::VecDeque;
 pub(super) struct Pool {
     length: u32,
     size: usize,
+    /// Pieces of a row, at most.
+    most: usize,
     held: VecDeque<Piece>,
     tokens: u64,
 }
 
 impl Pool {
-    pub fn new(length: u32, size: usize) -> Pool {
-        Pool { length, size, held: VecDeque::new(), tokens: 0 }
+    pub fn new(length: u32, size: usize, most: usize) -> Pool {
+        Pool { length, size, most, held: VecDeque::new(), tokens: 0 }
     }
 
     /// The next piece of a row with `room` left: whole if one fits, else cut.
@@ -53,12 +55,12 @@ impl Pack for Pool {
     }
 
     fn pop(&mut self, flush: bool) -> Option<Row> {
-        let enough = self.held.len() >= self.size && self.tokens >= u64::from(self.length);
+        let enough = self.held.len() >= self.size && (self.tokens >= u64::from(self.length) || self.held.len() >= self.most);
         if !(enough || flush && self.tokens > 0) {
             return None;
         }
         let (mut row, mut room) = (Row::new(), self.length);
-        while room > 0 {
+        while room > 0 && row.len() < self.most {
             let Some(piece) = self.take(row.is_empty(), room) else { break };
             room -= piece.len;
             row.push(piece);

@@ -1,6 +1,6 @@
 use super::*;
 use crate::base::mix;
-use crate::recipe::Homogeneity;
+use crate::recipe::{FlushStrategy, Homogeneity};
 
 const ALL: [Algorithm; 5] = [Algorithm::Wrap, Algorithm::FirstFit, Algorithm::BestFit, Algorithm::BestFitWrap, Algorithm::None];
 
@@ -48,6 +48,25 @@ fn first_fit_takes_the_first_row_with_room_and_best_fit_the_tightest() {
     assert_eq!(rows(&recipe(Algorithm::FirstFit, 10, 2), &lens), ["0[0+5] 2[0+3] 3[0+2]", "1[0+7]", "4[0+6]", "5[0+9]"]);
     assert_eq!(rows(&recipe(Algorithm::BestFit, 10, 2), &lens), ["1[0+7] 2[0+3]", "0[0+5] 3[0+2]", "4[0+6]", "5[0+9]"]);
     assert_eq!(rows(&recipe(Algorithm::FirstFit, 10, 2), &[25]), ["0[0+10]", "0[10+10]", "0[20+5]"], "split, if the policy lets it through");
+}
+
+#[test]
+fn a_row_holds_no_more_pieces_than_it_may() {
+    let capped = |algorithm, held, most| PackRecipe { max_sequences_per_bin: Some(most), ..recipe(algorithm, 10, held) };
+    let lens = [2, 1, 3, 12, 1, 1];
+    assert_eq!(rows(&capped(Algorithm::Wrap, 1, 2), &lens), ["0[0+2] 1[0+1]", "2[0+3] 3[0+7]", "3[7+5] 4[0+1]", "5[0+1]"]);
+    assert_eq!(rows(&capped(Algorithm::FirstFit, 2, 2), &[2, 9, 3, 5, 1]), ["0[0+2] 2[0+3]", "1[0+9] 4[0+1]", "3[0+5]"]);
+    assert_eq!(rows(&capped(Algorithm::BestFit, 2, 1), &[2, 9, 3]), ["0[0+2]", "1[0+9]", "2[0+3]"]);
+    // Two are enough for a row, although they do not fill it.
+    assert_eq!(rows(&capped(Algorithm::BestFitWrap, 2, 2), &[3, 2, 1]), ["0[0+3] 1[0+2]", "2[0+1]"]);
+}
+
+#[test]
+fn a_row_with_little_room_is_full_and_the_fullest_may_go_first() {
+    let early = PackRecipe { min_sequence_length: 3, ..recipe(Algorithm::FirstFit, 10, 2) };
+    assert_eq!(rows(&early, &[8, 7, 2, 3]), ["0[0+8]", "1[0+7] 2[0+2]", "3[0+3]"]);
+    let fullest = PackRecipe { flush_strategy: FlushStrategy::Fullest, ..recipe(Algorithm::FirstFit, 10, 2) };
+    assert_eq!(rows(&fullest, &[5, 7, 6, 6]), ["1[0+7]", "2[0+6]", "0[0+5]", "3[0+6]"]);
 }
 
 #[test]

@@ -8,13 +8,15 @@ use std::collections::VecDeque;
 /// Holds what does not fill a row yet. Right after a row has been popped that is the rest of one document.
 pub(super) struct Wrap {
     length: u32,
+    /// Pieces of a row, at most.
+    most: usize,
     held: VecDeque<Piece>,
     tokens: u64,
 }
 
 impl Wrap {
-    pub fn new(length: u32) -> Wrap {
-        Wrap { length, held: VecDeque::new(), tokens: 0 }
+    pub fn new(length: u32, most: usize) -> Wrap {
+        Wrap { length, most, held: VecDeque::new(), tokens: 0 }
     }
 }
 
@@ -25,11 +27,12 @@ impl Pack for Wrap {
     }
 
     fn pop(&mut self, flush: bool) -> Option<Row> {
-        if self.tokens < u64::from(self.length) && !(flush && self.tokens > 0) {
+        let full = self.tokens >= u64::from(self.length) || self.held.len() >= self.most;
+        if !(full || flush && self.tokens > 0) {
             return None;
         }
-        let (mut row, mut room) = (Row::with_capacity(self.held.len()), self.length);
-        while room > 0 {
+        let (mut row, mut room) = (Row::with_capacity(self.held.len().min(self.most)), self.length);
+        while room > 0 && row.len() < self.most {
             let Some(first) = self.held.front_mut() else { break };
             let piece = if first.len <= room { self.held.pop_front()? } else { first.split(room) };
             room -= piece.len;

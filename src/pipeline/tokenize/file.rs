@@ -168,7 +168,7 @@ pub(super) fn find(given: &Path) -> Result<PathBuf> {
         return Ok(file);
     }
     let looked = hub.map_or_else(|| "no hub cache".to_string(), |h| format!("the hub cache {}", h.display()));
-    let hint = "give the path of its tokenizer.json, as in tokenizer = \"/models/gpt2/tokenizer.json\"";
+    let hint = "give the path of its tokenizer.json, as in path = \"/models/gpt2/tokenizer.json\" under [tokenizer]";
     Err(Error::new(Status::NotFound, format!("tokenizer '{id}' is neither a file or folder nor in {looked}; {hint}")))
 }
 

@@ -47,7 +47,7 @@ fn one_of_two_workers_claims_and_its_payload_is_seen_whole() {
                     let t = cell.ticket(word).expect("nobody withdraws here");
                     assert_eq!((t.lane, t.step), (10, 100));
                     payload[i].0.with_mut(|p| unsafe { *p = t.position + 41 });
-                    let content = Content { cell: 0, version: word.version(), length: 8, failed: false, made_in: 9 };
+                    let content = Content { cell: 0, version: word.version(), length: 8, failed: false, beside: false, made_in: 9 };
                     let ready = slots[i].ready(writing, &content).expect("nobody takes it away");
                     assert!(cell.publish(word.version(), seat, i as u32), "the only publisher of this opening");
                     let _ = ready;
@@ -71,7 +71,7 @@ fn one_of_two_workers_claims_and_its_payload_is_seen_whole() {
 /// What a student does with a FULL cell: the record, then the slot, then the payload, then the cell.
 fn take(cell: &Cell, slots: &[Slot; 2], payload: &[Payload; 2], seen: CellWord) {
     let slot = &slots[seen.slot() as usize];
-    assert_eq!(slot.content(), Content { cell: 0, version: seen.version(), length: 8, failed: false, made_in: 9 }, "the record is whole");
+    assert_eq!(slot.content(), Content { cell: 0, version: seen.version(), length: 8, failed: false, beside: false, made_in: 9 }, "the record is whole");
     assert!(slot.read());
     payload[seen.slot() as usize].0.with(|p| assert_eq!(unsafe { *p }, 42));
     cell.withdraw();
@@ -116,7 +116,7 @@ fn a_suspected_worker_and_its_stand_in_publish_once() {
 }
 
 fn finish(cell: &Cell, slot: &Slot, writing: super::slot::SlotWord, version: u64, seat: u32, name: u32) -> bool {
-    let content = Content { cell: 0, version, length: 8, failed: false, made_in: 0 };
+    let content = Content { cell: 0, version, length: 8, failed: false, beside: false, made_in: 0 };
     let ready = slot.ready(writing, &content).unwrap();
     let won = cell.publish(version, seat, name);
     if !won {
@@ -218,7 +218,7 @@ fn two_who_free_one_orphan_free_it_once() {
     model(3, || {
         let slots = Arc::new([Slot::unbound()]);
         let writing = slots[0].take(5).unwrap();
-        let content = Content { cell: 0, version: 1, length: 8, failed: false, made_in: 0 };
+        let content = Content { cell: 0, version: 1, length: 8, failed: false, beside: false, made_in: 0 };
         let ready = slots[0].ready(writing, &content).unwrap();
         let sweeper = {
             let slots = slots.clone();
@@ -370,7 +370,7 @@ fn a_new_worker_in_a_dead_ones_seat_keeps_its_slot() {
                 });
                 let Some(writing) = slots[0].take(5) else { return false };
                 cells[1].claim(cells[1].word(), 5).unwrap();
-                let content = Content { cell: 1, version: opens[1].version(), length: 8, failed: false, made_in: 0 };
+                let content = Content { cell: 1, version: opens[1].version(), length: 8, failed: false, beside: false, made_in: 0 };
                 slots[0].ready(writing, &content).expect("nobody takes it away");
                 assert!(cells[1].publish(opens[1].version(), 5, 0));
                 true
@@ -421,7 +421,7 @@ fn a_seat_that_is_given_again_is_the_next_workers_alone() {
 fn a_slot_is_read_only_when_it_is_ready_and_let_go_only_when_it_is_read() {
     loom::model(|| {
         let slot = Slot::unbound();
-        let content = Content { cell: 3, version: 4, length: 8, failed: false, made_in: 0 };
+        let content = Content { cell: 3, version: 4, length: 8, failed: false, beside: false, made_in: 0 };
         assert!(!slot.read());
         let writing = slot.take(1).unwrap();
         slot.let_go();

@@ -1,0 +1,32 @@
+"""A peer of a node loader, as a process: says each batch's hashes, a line a batch.
+
+``node_peer.py '{"recipe": …, "steps": …, "state": …, …}'``: what is not named is an argument of NodeLoader.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from laneway import NodeLoader
+
+
+def main() -> None:
+    given = json.loads(sys.argv[1])
+    batches, state, pause_s = given.pop("batches"), given.pop("state", None), given.pop("pause_s", 0)
+    loader = NodeLoader(given.pop("recipe", None), framework="numpy", progress=None, **given)
+    if state is not None:
+        loader.load_state_dict(state)
+    for _ in range(batches):
+        batch = loader.next(60)
+        if batch is None:
+            print(json.dumps(None), flush=True)
+            break
+        print(json.dumps([batch.step, batch.microbatch, batch.hashes.tolist()]), flush=True)
+        del batch
+        time.sleep(pause_s)
+    print(json.dumps({"state": loader.state_dict()}), flush=True)
+
+
+main()

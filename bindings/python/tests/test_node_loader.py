@@ -1,0 +1,353 @@
+"""``NodeLoader``: the batches of an in-process ``Loader``, made by one process for all ranks of a node, whoever dies."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import House, wait_until
+from lanes_data import RECIPE
+
+from laneway import Function, Loader, NodeLoader, Server, _native, errors
+
+PEER = Path(__file__).with_name("node_peer.py")
+
+
+@pytest.fixture
+def node(folder, lanes):
+    """Processes around the recipe ``lanes``, in a LANEWAY_DIR of their own."""
+    house = House(folder)
+    yield house
+    house.end()
+
+
+def serve(node, recipe, *words):
+    """``laneway serve``, which answers."""
+    program = _native.find_program()
+    server = subprocess.Popen([program, "serve", recipe, *words], env=node.env, stdout=subprocess.PIPE, text=True)
+    server.log = Path(os.devnull)
+    node.processes.append(server)
+    assert "node-" in server.stdout.readline()
+    return server
+
+
+def peer(node, recipe, rank=0, ranks=1, batches=20, **given):
+    """``node_peer.py`` in a process of its own."""
+    asked = {"recipe": str(recipe), "rank": rank, "ranks": ranks, "batches": batches, **given}
+    return node.python(str(PEER), json.dumps(asked))
+
+
+def said(process):
+    """What a peer has said so far, line by line; the last may not be whole."""
+    text = process.log.read_text()
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def heard(process, seconds=120):
+    """All that a peer said: its batches, and its state at the end."""
+    assert process.wait(seconds) == 0, process.log.read_text()
+    *batches, last = said(process)
+    return batches, last["state"]
+
+
+def expected(recipe, rank=0, ranks=1, batches=20, state=None, **given):
+    """The same from a loader in this process."""
+    loader = Loader(recipe, rank, ranks, framework="numpy", **given)
+    if state is not None:
+        loader.load_state_dict(state)
+    found = [[b.step, b.microbatch, b.hashes.tolist()] for b in (next(loader) for _ in range(batches))]
+    return found, loader.state_dict()
+
+
+def test_all_peers_of_all_ranks_get_the_bytes_and_the_states_of_an_in_process_loader(node, lanes):
+    serve(node, lanes, "--ranks", "2", "--peers", "4")
+    peers = [(rank, peer(node, lanes, rank, 2, batches=40)) for rank in (0, 1) for _ in range(4)]
+    for rank, process in peers:
+        assert heard(process) == expected(lanes, rank, 2, batches=40)
+
+
+def test_every_tensor_and_the_provenance_are_those_of_an_in_process_loader(folder, lanes):
+    with Server(lanes, name="t", progress=None):
+        here, there = Loader(lanes, framework="numpy"), NodeLoader(lanes, name="t", framework="numpy")
+        for _ in range(5):
+            a, b = next(here), next(there)
+            for name in ("input_ids", "labels", "positions", "segment_ids", "loss_mask", "cu_seqlens"):
+                np.testing.assert_array_equal(a.numpy(name), b.numpy(name))
+            for field in ("step", "microbatch", "num_tokens", "num_valid_tokens", "max_seqlen"):
+                assert getattr(a, field) == getattr(b, field), field
+            assert (a.provenance == b.provenance).all()
+            piece = b.provenance[0]
+            assert there.read(int(piece["dataset"]), int(piece["document"])) == here.read(int(piece["dataset"]), int(piece["document"]))
+        assert there.info == here.info
+
+
+def test_a_loader_that_starts_its_server_needs_nothing_else_and_leaves_nothing_behind(node, lanes):
+    peers = [peer(node, lanes, batches=5, name="own", start=True, threads=1) for _ in range(4)]
+    for process in peers:
+        assert heard(process)[0] == expected(lanes, batches=5)[0]
+    path = node.folder / "node-own.sock"
+    wait_until(lambda: not path.exists(), "the end of the server")
+
+
+def test_of_sixteen_starts_at_once_one_serves_all(node, lanes):
+    peers = [peer(node, lanes, rank=r % 8, ranks=8, batches=3, peers=2, start=True, threads=1) for r in range(16)]
+    for r, process in enumerate(peers):
+        assert heard(process)[0] == expected(lanes, r % 8, 8, batches=3)[0]
+
+
+def test_batches_that_are_kept_stay_as_they_are_and_stop_nobody(folder, lanes):
+    with Server(lanes, name="t", slots=2, progress=None) as server:
+        mine, others = NodeLoader(lanes, name="t", peers=2, framework="numpy"), NodeLoader(lanes, name="t", peers=2, framework="numpy")
+        want, _ = expected(lanes, batches=30)
+        kept = []
+        for _ in range(30):
+            batch = next(mine)
+            kept.append((batch.numpy("input_ids"), batch))
+            next(others)
+        copies = [ids.copy() for ids, _ in kept]
+        assert [b.hashes.tolist() for _, b in kept] == [hashes for _, _, hashes in want]
+        arrays = [ids for ids, _ in kept]
+        del kept, batch
+        for _ in range(20):
+            next(mine), next(others)
+        assert all((a == b).all() for a, b in zip(arrays, copies, strict=True)), "an array keeps its batch"
+        mine.close()
+        server.stop()
+        assert all((a == b).all() for a, b in zip(arrays, copies, strict=True))
+
+
+def test_states_are_those_of_an_in_process_loader_both_ways_and_on_other_ranks(folder, lanes):
+    want, _ = expected(lanes, batches=30)
+    with Server(lanes, name="t", progress=None):
+        two = [NodeLoader(lanes, rank, 2, name="t", framework="numpy") for rank in (0, 1)]
+        for loader in two:
+            for _ in range(10):
+                next(loader)
+        states = [loader.state_dict() for loader in two]
+        assert states == [expected(lanes, rank, 2, batches=10)[1] for rank in (0, 1)]
+        assert expected(lanes, batches=20, state=states)[0] == want[10:]
+        for loader in two:
+            loader.close()
+        del two, loader
+        # The same server, another number of ranks, once those before have left.
+        four = [NodeLoader(lanes, rank, 4, name="t", framework="numpy") for rank in range(4)]
+        for loader in four:
+            loader.load_state_dict(states)
+        for step in range(20):
+            assert [h for loader in four for h in next(loader).hashes.tolist()] == want[10 + step][2]
+
+
+@pytest.mark.parametrize("given", [{"microbatch_size": 2}, {"uneven": True, "microbatch_size": 3, "ranks": 3}])
+def test_microbatches_and_uneven_ranks(folder, lanes, given):
+    ranks = given.pop("ranks", 2)
+    with Server(lanes, name="t", progress=None):
+        for rank in range(ranks):
+            loader = NodeLoader(lanes, rank, ranks, name="t", framework="numpy", **given)
+            found = [[b.step, b.microbatch, b.hashes.tolist()] for b in (next(loader) for _ in range(15))]
+            assert (found, loader.state_dict()) == expected(lanes, rank, ranks, batches=15, **given)
+            # Within a step, too, a state leads back to the same place.
+            loader.load_state_dict(expected(lanes, rank, ranks, batches=7, **given)[1])
+            assert [[b.step, b.microbatch, b.hashes.tolist()] for b in (next(loader) for _ in range(8))] == found[7:]
+
+
+def test_a_stream_that_ends(folder, lanes, lanes_folder):
+    text = RECIPE.replace("weight = 0.5", 'weight = 0.5\nexhausted = "redistribute"')
+    recipe = lanes_folder / "finite.toml"
+    recipe.write_text(text)
+    here = Loader(recipe, 1, 2, framework="numpy")
+    with Server(recipe, name="t", progress=None):
+        there = NodeLoader(recipe, 1, 2, name="t", framework="numpy")
+        assert [b.hashes.tolist() for b in there] == [b.hashes.tolist() for b in here]
+        assert (there.steps, there.next(), there.state_dict()) == (here.steps, None, here.state_dict())
+        there.seek(3)
+        here.seek(3)
+        assert next(there).hashes.tolist() == next(here).hashes.tolist()
+
+
+def test_a_seek_and_a_load_move_all_peers_of_a_rank_and_who_stays_is_told(folder, lanes):
+    want, _ = expected(lanes, batches=60)
+    with Server(lanes, name="t", progress=None):
+        a, b = (NodeLoader(lanes, name="t", peers=2, framework="numpy") for _ in range(2))
+        for _ in range(5):
+            next(a), next(b)
+        a.seek(50)
+        assert next(a).hashes.tolist() == want[50][2]
+        with pytest.raises(errors.Stale, match=f"moved to step 50 by process {os.getpid()}"):
+            next(b)
+        state = expected(lanes, batches=51)[1]
+        b.load_state_dict(state)
+        assert [next(b).hashes.tolist() for _ in range(2)] == [want[51][2], want[52][2]]
+        assert next(a).hashes.tolist() == want[51][2], "a place that is there moves nobody"
+
+
+def test_the_weights_of_the_mixture_can_be_set_for_all_ranks(folder, lanes):
+    def run(loaders, steps):
+        return [[h for loader in loaders for h in next(loader).hashes.tolist()] for _ in range(steps)]
+
+    here = [Loader(lanes, framework="numpy")]
+    here[0].set_mixture({"wiki": 0.1, "news": 0.9}, 30)
+    want = run(here, 60)
+    assert want != [hashes for _, _, hashes in expected(lanes, batches=60)[0]]
+    with Server(lanes, name="t", progress=None):
+        there = [NodeLoader(lanes, rank, 2, name="t", framework="numpy") for rank in (0, 1)]
+        found = run(there, 10)
+        with pytest.raises(errors.InvalidArgument, match="can still be set is"):
+            there[0].set_mixture([0.1, 0.9], 8)
+        for loader in there:
+            loader.set_mixture([0.1, 0.9], 30)
+        found += run(there, 15)
+        states = [loader.state_dict() for loader in there]
+        assert found + run(there, 35) == want
+        assert states[0]["meta"]["mixture"] == [[30, [0.1, 0.9]]]
+        [again] = [Loader(lanes, framework="numpy")]
+        again.load_state_dict(states)
+        assert run([again], 35) == want[25:]
+
+
+def test_what_does_not_fit_is_refused_by_its_name(node, lanes, lanes_folder):
+    serve(node, lanes, "--ranks", "2")
+    other = lanes_folder / "other.toml"
+    other.write_text(RECIPE.replace("max_length = 32", "max_length = 64"))
+    with pytest.raises(errors.Refused, match=r"pack\.max_length is 32 there and 64 here"):
+        next(NodeLoader(other, 0, 2))
+    with pytest.raises(errors.Refused, match="serves 2 ranks"):
+        next(NodeLoader(lanes, 0, 4))
+    first = NodeLoader(lanes, 0, 2)
+    next(first)
+    with pytest.raises(errors.Refused, match="batches of 1 rows"):
+        next(NodeLoader(lanes, 1, 2, microbatch_size=1))
+    with pytest.raises(errors.InvalidArgument, match="microbatch_size 3 does not divide"):
+        next(NodeLoader(lanes, 1, 2, microbatch_size=3))
+    for _ in range(10):
+        next(first)
+    with pytest.raises(errors.Refused, match="its beginning is gone"):
+        next(NodeLoader(lanes, 0, 2))
+    with pytest.raises(errors.NotFound, match="laneway serve RECIPE --name nobody"):
+        next(NodeLoader(lanes, name="nobody", patience_s=0.1))
+    with pytest.raises(errors.InvalidArgument, match="letters"):
+        next(NodeLoader(lanes, name="a/b"))
+    stranger = NodeLoader(lanes, 1, 2)
+    stranger.load_state_dict(first.state_dict())
+    with pytest.raises(errors.NotFound, match="no state of lane 4"):
+        next(stranger)
+    assert next(first).step == 11, "and nothing of it disturbed anybody"
+
+
+def test_functions_are_served_by_a_server_of_ones_own(node, lanes, lanes_folder):
+    recipe = lanes_folder / "shout.toml"
+    recipe.write_text('functions = ["twice 1"]\n' + RECIPE)
+    done = subprocess.run([_native.find_program(), "serve", recipe], env=node.env, capture_output=True, text=True)
+    assert done.returncode == 2 and "twice 1" in done.stderr and "laneway.Server" in done.stderr
+    functions = [Function("twice 1", map=lambda text: f"{text} {text}")]
+    here = Loader(recipe, functions=functions, framework="numpy")
+    with Server(recipe, functions=functions, name="t", progress=None):
+        process = peer(node, recipe, batches=10, name="t")
+        assert heard(process)[0] == [[b.step, 0, b.hashes.tolist()] for b in (next(here) for _ in range(10))]
+    assert not (node.folder / "node-t.sock").exists()
+
+
+def test_a_server_that_is_killed_again_and_again_costs_no_peer_a_batch(node, lanes):
+    want, state = expected(lanes, 0, 2, batches=150)
+    words = ("--ranks", "2", "--threads", "1", "--slots", "2")
+    server = serve(node, lanes, *words)
+    peers = [peer(node, lanes, 0, 2, batches=150, peers=3, pause_s=0.02) for _ in range(3)]
+    chance = random.Random(5)
+    while any(p.poll() is None for p in peers):
+        time.sleep(chance.uniform(0.1, 0.6))
+        server.send_signal(signal.SIGKILL)
+        server.wait()
+        server = serve(node, lanes, *words)
+    for process in peers:
+        assert heard(process) == (want, state)
+
+
+def test_peers_that_are_killed_harm_nobody_and_come_back_to_their_place(node, lanes):
+    want, _ = expected(lanes, batches=400)
+    serve(node, lanes, "--threads", "1")
+    steady = peer(node, lanes, batches=400, pause_s=0.005)
+    wait_until(lambda: len(said(steady)) > 2, "the first batches")
+    chance = random.Random(6)
+    while steady.poll() is None:
+        # Each joins where the steady one is about, and dies holding what it holds.
+        step = max(0, len(said(steady)) - 1)
+        victim = peer(node, lanes, batches=100_000, state=expected(lanes, batches=step)[1])
+        time.sleep(chance.uniform(0.05, 0.3))
+        victim.send_signal(signal.SIGKILL)
+        victim.wait()
+    *batches, last = said(steady)
+    if steady.returncode == 0:
+        assert batches == want
+    else:
+        # The one allowed end: a victim was too late for the place, and moved the rank.
+        assert "was moved to step" in steady.log.read_text()
+        assert said(steady) == want[: len(said(steady))]
+
+
+def test_a_rank_that_dies_alone_comes_back_with_its_state(node, lanes):
+    want, _ = expected(lanes, batches=60)
+    serve(node, lanes)
+    first = peer(node, lanes, batches=1000, pause_s=0.01)
+    wait_until(lambda: len(said(first)) >= 12, "twelve batches")
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    again = peer(node, lanes, batches=40, state=expected(lanes, batches=10)[1])
+    assert heard(again)[0] == want[10:50]
+
+
+def test_forked_children_are_told_so_and_harm_nobody(folder, lanes):
+    with Server(lanes, name="t", progress=None):
+        loader = NodeLoader(lanes, name="t", framework="numpy")
+        batch = next(loader)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                try:
+                    next(loader)
+                except errors.Forked:
+                    code = 0
+                del batch
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        assert batch.hashes.tolist() == expected(lanes, batches=1)[0][0][2]
+        assert next(loader).step == 1
+
+
+def test_the_commands_show_and_stop_it(node, lanes):
+    server = serve(node, lanes, "--name", "x")
+    again = subprocess.run([_native.find_program(), "serve", lanes, "--name", "x"], env=node.env, capture_output=True, text=True)
+    assert again.returncode == 3 and "runs already" in again.stderr
+    server.send_signal(signal.SIGKILL)
+    server.wait()
+    swept = subprocess.run([_native.find_program(), "clean"], env=node.env, capture_output=True, text=True)
+    assert "node-x.sock" in swept.stdout
+    server = serve(node, lanes, "--name", "x")
+    stopped = subprocess.run([_native.find_program(), "stop", "--node", "x"], env=node.env, capture_output=True, text=True)
+    assert stopped.returncode == 0 and server.wait(30) == 0
+    assert not list(node.folder.glob("node-x*"))
+
+
+def test_ctrl_c_ends_a_wait_for_a_server_and_for_a_batch(node, lanes):
+    waiting = node.python("-c", "from laneway import NodeLoader; next(NodeLoader(name='nobody'))")
+    serve(node, lanes, "--peers", "2")
+    starving = node.python("-c", "from laneway import NodeLoader; [b for b in NodeLoader(peers=2)]")
+    time.sleep(1.5)
+    for process in (waiting, starving):
+        process.send_signal(signal.SIGINT)
+        start = time.monotonic()
+        assert process.wait(20) != 0 and "KeyboardInterrupt" in process.log.read_text()
+        assert time.monotonic() - start < 15
+
+
+def test_the_steps_of_peers_rise_by_one(node, lanes):
+    """The hand-over loses nothing and repeats nothing at full speed."""
+    serve(node, lanes, "--slots", "1")
+    batches, _ = heard(peer(node, lanes, batches=500))
+    assert all(b[0] == a[0] + 1 for a, b in pairwise(batches))

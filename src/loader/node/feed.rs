@@ -1,0 +1,387 @@
+//! One rank's pipeline, the ring that its batches lie in, and the peers that sit there: all of it run by one thread.
+//!
+//! A ring holds one *run* of batches, from the place where the pipeline was last put. A peer that wants to stand where the run is takes its seat
+//! there; one that wants to stand elsewhere begins another run in a new ring. The peers of the old run are waited for: nothing of the new one is
+//! written over until each has come, left, or died.
+
+use super::agreement::Change;
+use super::message::{At, FromServer, pack, unpack};
+use super::server::{Connection, Shape, Shared};
+use crate::base::{Error, Result, Status};
+use crate::loader::{Loader, about};
+use crate::os::clock;
+use crate::pipeline::{Checkpoint, Mark, SlotLayout};
+use crate::segment::ring::{End, Publisher, Ring, SLOTS};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// What connections want of a rank.
+pub enum Command {
+    /// To stand somewhere.
+    Join(Arc<Connection>, u32, At, Option<OwnedFd>),
+    /// Nothing any more.
+    Leave(u64),
+    /// To know something.
+    Ask(Arc<Connection>, Question),
+    /// Other weights.
+    SetMixture(Arc<Connection>, Change),
+}
+
+/// What may be asked.
+#[derive(Clone, Copy)]
+pub enum Question {
+    Steps,
+    Stats,
+    Explain,
+}
+
+/// Where commands for a feed are put.
+#[derive(Default)]
+pub struct Inbox {
+    inner: Mutex<Inner>,
+    filled: Condvar,
+}
+
+#[derive(Default)]
+struct Inner {
+    commands: VecDeque<Command>,
+    ring: Option<Arc<Ring>>,
+    stop: bool,
+    /// Batches published, peers seated, peers awaited, next step: for whoever asks what the server is doing.
+    shown: [u64; 4],
+}
+
+impl Inbox {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts a command in and wakes the feed.
+    pub fn put(&self, command: Command) {
+        let mut inner = self.inner();
+        inner.commands.push_back(command);
+        inner.ring.iter().for_each(|ring| ring.knock());
+        self.filled.notify_one();
+    }
+
+    /// Asks the feed to end.
+    pub fn stop(&self) {
+        let mut inner = self.inner();
+        inner.stop = true;
+        inner.ring.iter().for_each(|ring| ring.knock());
+        self.filled.notify_one();
+    }
+
+    /// Batches published, peers seated, peers awaited, next step.
+    pub fn shown(&self) -> [u64; 4] {
+        self.inner().shown
+    }
+}
+
+/// The moment before a batch.
+struct Stand {
+    number: u64,
+    step: u64,
+    microbatch: u64,
+    marks: Vec<Mark>,
+}
+
+/// How long the pipeline is waited for before commands are looked at.
+const SLICE: Duration = Duration::from_millis(20);
+
+pub struct Feed {
+    shared: Arc<Shared>,
+    inbox: Arc<Inbox>,
+    rank: u32,
+    loader: Loader,
+    layout: Arc<SlotLayout>,
+    publisher: Publisher,
+    /// Whether the run began at the stream's beginning.
+    whole: bool,
+    /// The run has ended, or failed.
+    over: bool,
+    failed: bool,
+    stands: VecDeque<Stand>,
+    /// By connection, the seat in the ring of now; `None`: it sat in an older one.
+    peers: BTreeMap<u64, Option<u32>>,
+    /// Peers of older runs that have not said yet what they want, and how many more are expected.
+    awaited: BTreeSet<u64>,
+    expected: u32,
+}
+
+impl Feed {
+    /// A pipeline of that rank at the stream's beginning, on a thread of its own until it is told to stop.
+    pub fn start(shared: &Arc<Shared>, rank: u32, shape: &Shape) -> Result<(Arc<Inbox>, std::thread::JoinHandle<()>)> {
+        let loader = shared.assemble(rank, shape)?;
+        let most = loader.recipe().batch.global_batch.pairs().iter().map(|(step, _)| loader.schedule().rows_at(*step));
+        let rows = most.map(|each| loader.rank().microbatch_rows(each)).max().unwrap_or(1);
+        let layout = Arc::new(SlotLayout::new(rows, loader.shape(), loader.rank().lanes.len() as u32)?);
+        let publisher = Publisher::create(layout.bytes(), layout.fixed_bytes())?;
+        let inbox = Arc::new(Inbox::default());
+        inbox.inner().ring = Some(publisher.ring().clone());
+        let mut feed = Feed {
+            shared: shared.clone(),
+            inbox: inbox.clone(),
+            rank,
+            loader,
+            layout,
+            publisher,
+            whole: true,
+            over: false,
+            failed: false,
+            stands: VecDeque::new(),
+            peers: BTreeMap::new(),
+            awaited: BTreeSet::new(),
+            expected: shared.options.peers.max(shape.peers),
+        };
+        feed.begin();
+        let thread = std::thread::Builder::new().name(format!("lw-rank-{rank}")).spawn(move || feed.run());
+        Ok((inbox, thread.map_err(|e| Error::io("starting a thread", e))?))
+    }
+
+    /// A run begins where the loader is.
+    fn begin(&mut self) {
+        let (step, microbatch) = self.loader.place();
+        self.stands.clear();
+        self.stands.push_back(Stand { number: 0, step, microbatch, marks: self.loader.marks().to_vec() });
+        (self.over, self.failed) = (false, false);
+        self.shared.agreement.stands(self.rank, step + u64::from(microbatch > 0), self.loader.mixture());
+        self.await_peers();
+    }
+
+    fn await_peers(&mut self) {
+        self.publisher.await_peers(self.awaited.len() as u32 + self.expected);
+    }
+
+    fn run(mut self) {
+        loop {
+            let (commands, stop) = {
+                let mut inner = self.inbox.inner();
+                inner.shown = [
+                    self.publisher.head(),
+                    u64::from(self.publisher.seated()),
+                    self.awaited.len() as u64 + u64::from(self.expected),
+                    self.loader.step(),
+                ];
+                (std::mem::take(&mut inner.commands), inner.stop)
+            };
+            if stop {
+                break;
+            }
+            let made = catch_unwind(AssertUnwindSafe(|| {
+                commands.into_iter().for_each(|command| self.obey(command));
+                self.produce()
+            }));
+            match made.unwrap_or_else(|_| Err(Error::new(Status::Panic, "the server's pipeline panicked; its log says where"))) {
+                Ok(true) => {}
+                Ok(false) => self.wait(),
+                Err(error) => {
+                    tracing::error!("rank {}: {error}", self.rank);
+                    self.publisher.end(End::Failed(&error));
+                    (self.over, self.failed) = (true, true);
+                }
+            }
+        }
+        self.shared.agreement.leaves(self.rank);
+    }
+
+    fn wait(&self) {
+        if !self.over {
+            return self.publisher.wait(self.shared.options.slots, clock::SLICE);
+        }
+        let inner = self.inbox.inner();
+        if inner.commands.is_empty() && !inner.stop {
+            drop(self.inbox.filled.wait_timeout(inner, clock::SLICE));
+        }
+    }
+
+    /// Makes a batch, if there is room for one. False: there is nothing to do.
+    fn produce(&mut self) -> Result<bool> {
+        if self.over {
+            return Ok(false);
+        }
+        let Some(slot) = self.publisher.slot(self.shared.options.slots)? else { return Ok(false) };
+        let (step, _) = self.loader.place();
+        for (from, weights) in self.shared.agreement.begins(self.rank, step) {
+            self.loader.set_mixture(weights, from)?;
+        }
+        let batch = match self.loader.next(Some(clock::instant(clock::after(SLICE)))) {
+            Ok(Some(batch)) => batch,
+            Ok(None) => {
+                self.publisher.end(End::Stream);
+                self.over = true;
+                return Ok(true);
+            }
+            Err(e) if e.status == Status::Timeout => return Ok(true),
+            // A stop of the server: the next look at the inbox says so.
+            Err(e) if e.status == Status::Interrupted => return Ok(true),
+            Err(e) => return Err(e),
+        };
+        let now = self.loader.marks().to_vec();
+        let before = &self.stands.back().expect("a run has a beginning").marks;
+        self.layout.write(&batch, before, &now, self.publisher.bytes(slot))?;
+        self.publisher.publish(slot);
+        let (step, microbatch) = self.loader.place();
+        self.stands.push_back(Stand { number: self.publisher.head(), step, microbatch, marks: now });
+        if self.stands.len() > SLOTS + 1 {
+            self.stands.pop_front();
+        }
+        Ok(true)
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Leave(id) => self.leave(id),
+            Command::Join(connection, peers, at, state) => {
+                let answer = self.join(&connection, peers, at, state);
+                // A peer whose buffer is full does not read what it asked for.
+                match answer {
+                    Ok((answer, Some(fds))) => connection.send(&answer, &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>()),
+                    Ok((answer, None)) => connection.send(&answer, &[self.publisher.fd()]),
+                    Err(e) => connection.send(&FromServer::from(&e), &[]),
+                }
+            }
+            Command::Ask(connection, question) => {
+                let text = match question {
+                    Question::Steps => self.loader.steps().map(|steps| serde_json::to_string(&steps).expect("a number is JSON")),
+                    Question::Stats => self.loader.stats().map(|s| serde_json::Value::Object(about::stats(&s)).to_string()),
+                    Question::Explain => Ok(self.loader.explain()),
+                };
+                connection.answer(text);
+            }
+            Command::SetMixture(connection, change) => {
+                let set = || self.loader.set_mixture(change.1.clone(), change.0);
+                let done = self.shared.agreement.propose(self.rank, change.clone(), set);
+                connection.answer(done.map(|()| String::new()));
+            }
+        }
+    }
+
+    fn leave(&mut self, id: u64) {
+        if let Some(Some(seat)) = self.peers.remove(&id) {
+            self.publisher.vacate(seat);
+        }
+        self.awaited.remove(&id);
+        self.await_peers();
+    }
+
+    /// Seats a peer. The answer, and what goes with it beside the ring.
+    fn join(&mut self, connection: &Arc<Connection>, peers: u32, at: At, state: Option<OwnedFd>) -> Result<(FromServer, Option<Vec<OwnedFd>>)> {
+        let others = self.peers.keys().any(|id| *id != connection.id);
+        let mut own_state = false;
+        let number = match at {
+            At::Start if self.whole && !self.failed && self.publisher.oldest() == 0 => 0,
+            At::Start if others && !self.failed => {
+                let step = self.loader.step();
+                let hint = "say how many peers a rank has (peers) so that its beginning is kept for all, or load the state of the others";
+                return Err(Error::new(
+                    Status::Refused,
+                    format!("the other peers of rank {} are at step {step}, and its beginning is gone; {hint}", self.rank),
+                ));
+            }
+            At::Start => {
+                let fresh = self.shared.assemble(self.rank, &connection.shape()?)?;
+                self.restart(connection, peers, false, true, |loader| {
+                    *loader = fresh;
+                    Ok(())
+                })?
+            }
+            At::Step(step) => match self.stand_at(step, 0) {
+                Some(number) => number,
+                None => self.restart(connection, peers, false, step == 0, |loader| loader.seek(step))?,
+            },
+            At::State { bytes, again } => {
+                let fd = state.ok_or_else(|| Error::invalid("a join with a state, and none came along"))?;
+                let state = Checkpoint::from_bytes(&unpack(&fd, bytes, "the state")?)?;
+                self.loader.fits(&state)?;
+                own_state = true;
+                let place = (state.meta.step, state.meta.within.map_or(0, |w| w.microbatch));
+                let same = state.meta.mixture == self.loader.mixture();
+                match self.stand_at(place.0, place.1).or_else(|| self.ahead(place).filter(|_| again)).filter(|_| same) {
+                    Some(number) => number,
+                    None => self.restart(connection, peers, again, false, |loader| loader.load(&state))?,
+                }
+            }
+        };
+        let seat = self.seat(connection, number)?;
+        if own_state {
+            return Ok((FromServer::Joined { seat, number, bytes: 0 }, None));
+        }
+        let stand = self.stands.iter().find(|s| s.number == number).expect("looked up above, or the beginning of a run");
+        let state = self.loader.state_at(stand.step, stand.microbatch, &stand.marks).to_bytes();
+        let ring = self.publisher.fd().try_clone_to_owned().map_err(|e| Error::io("dup", e))?;
+        Ok((FromServer::Joined { seat, number, bytes: state.len() as u64 }, Some(vec![ring, pack(&state)?])))
+    }
+
+    fn seat(&mut self, connection: &Arc<Connection>, number: u64) -> Result<u32> {
+        let seat = match self.peers.get(&connection.id).copied().flatten() {
+            Some(seat) => {
+                self.publisher.reseat(seat, number);
+                seat
+            }
+            None => {
+                let full = || Error::new(Status::Refused, format!("rank {} has 64 peers already", self.rank));
+                self.publisher.seat(number).ok_or_else(full)?
+            }
+        };
+        let known = self.peers.insert(connection.id, Some(seat)).is_some();
+        if !self.awaited.remove(&connection.id) && !known {
+            self.expected = self.expected.saturating_sub(1);
+        }
+        self.await_peers();
+        Ok(seat)
+    }
+
+    /// The batch that comes next at that place of the run, if all from there on are still there.
+    fn stand_at(&self, step: u64, microbatch: u64) -> Option<u64> {
+        let oldest = self.publisher.oldest();
+        self.stands.iter().find(|s| (s.step, s.microbatch) == (step, microbatch) && s.number >= oldest && !self.failed).map(|s| s.number)
+    }
+
+    /// The number of the batch at a place that the run comes to soon.
+    fn ahead(&self, place: (u64, u64)) -> Option<u64> {
+        let mut at = self.loader.place();
+        (0..1 << 12).find_map(|n| {
+            let here = at == place;
+            let count = self.loader.rank().microbatches(self.loader.schedule().rows_at(at.0));
+            at = if at.1 + 1 < count { (at.0, at.1 + 1) } else { (at.0 + 1, 0) };
+            here.then_some(self.publisher.head() + n)
+        })
+    }
+
+    /// Puts the pipeline elsewhere and begins another run there. Number 0 of it is what comes next.
+    fn restart(&mut self, by: &Arc<Connection>, peers: u32, again: bool, whole: bool, put: impl FnOnce(&mut Loader) -> Result<()>) -> Result<u64> {
+        let fresh = Publisher::create(self.layout.bytes(), self.layout.fixed_bytes())?;
+        put(&mut self.loader)?;
+        let mut old = std::mem::replace(&mut self.publisher, fresh);
+        let said = Error::new(
+            Status::Stale,
+            format!(
+                "rank {} of the node loader '{}' was moved to step {} by process {}; load the same state or seek the same step here, or make a new loader",
+                self.rank,
+                self.shared.options.name,
+                self.loader.step(),
+                by.pid
+            ),
+        );
+        old.end(if again { End::Moved } else { End::Replaced(&said) });
+        for (id, seat) in &mut self.peers {
+            *seat = None;
+            if *id != by.id {
+                self.awaited.insert(*id);
+            }
+        }
+        let wanted = peers.max(self.shared.options.peers).max(1);
+        // The one that asks is one of them.
+        let newcomer = u32::from(!self.peers.contains_key(&by.id));
+        self.expected = wanted.saturating_sub(1 + self.awaited.len() as u32) + newcomer;
+        self.inbox.inner().ring = Some(self.publisher.ring().clone());
+        self.whole = whole;
+        self.begin();
+        tracing::info!("rank {}: a new run from step {}, asked for by process {}", self.rank, self.loader.step(), by.pid);
+        Ok(0)
+    }
+}

@@ -1,0 +1,211 @@
+//! The driver's calls: `libcuda.so.1`, looked up when CUDA is first asked for, so that one build serves machines with and without it. All that is unsafe about CUDA
+//! is in this file and in `owners.rs`.
+//!
+//! Answers are kept as plain numbers: a newer driver may give one that no enumeration of today knows.
+
+use crate::base::{Error, Result, Status};
+use crate::os::process;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::OnceLock;
+
+/// `CUdeviceptr`: an address that only the driver may follow.
+pub type DevicePtr = u64;
+/// `CUcontext`, `CUstream`, `CUevent`: opaque.
+pub type Handle = *mut c_void;
+
+/// `CUipcMemHandle`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct IpcHandle(pub [u8; 64]);
+
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+const OUT_OF_MEMORY: c_int = 2;
+/// `CUDA_ERROR_NO_DEVICE`.
+const NO_DEVICE: c_int = 100;
+/// Errors after which a context never works again: an illegal address, an ECC error, a failed launch, a lost device and their like.
+const CONTEXT_LOST: [c_int; 8] = [214, 700, 701, 709, 714, 715, 719, 721];
+
+macro_rules! driver_calls {
+    ($($name:ident: $symbol:literal ($($argument:ty),*);)*) => {
+        /// The functions that Laneway calls, under the names that the library exports.
+        pub struct Calls { $(pub $name: unsafe extern "C" fn($($argument),*) -> c_int,)* }
+
+        impl Calls {
+            /// # Safety
+            /// `library` is a handle of `dlopen` that is never closed, of a library whose functions have these types.
+            unsafe fn find(library: *mut c_void) -> std::result::Result<Calls, &'static str> {
+                Ok(Calls { $($name: {
+                    // SAFETY: the handle is valid, the name is NUL-terminated.
+                    let found = unsafe { libc::dlsym(library, concat!($symbol, "\0").as_ptr().cast()) };
+                    if found.is_null() {
+                        return Err($symbol);
+                    }
+                    // SAFETY: not NULL, and by the caller's promise a function of this type; cuda.h has declared it so since CUDA 11.4.
+                    unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) -> c_int>(found) }
+                },)* })
+            }
+        }
+    };
+}
+
+driver_calls! {
+    init: "cuInit" (c_uint);
+    device_count: "cuDeviceGetCount" (*mut c_int);
+    device: "cuDeviceGet" (*mut c_int, c_int);
+    device_name: "cuDeviceGetName" (*mut c_char, c_int, c_int);
+    device_uuid: "cuDeviceGetUuid_v2" (*mut [u8; 16], c_int);
+    can_access_peer: "cuDeviceCanAccessPeer" (*mut c_int, c_int, c_int);
+    retain_context: "cuDevicePrimaryCtxRetain" (*mut Handle, c_int);
+    release_context: "cuDevicePrimaryCtxRelease_v2" (c_int);
+    push_context: "cuCtxPushCurrent_v2" (Handle);
+    pop_context: "cuCtxPopCurrent_v2" (*mut Handle);
+    synchronize: "cuCtxSynchronize" ();
+    alloc: "cuMemAlloc_v2" (*mut DevicePtr, usize);
+    free: "cuMemFree_v2" (DevicePtr);
+    memory_info: "cuMemGetInfo_v2" (*mut usize, *mut usize);
+    ipc_handle: "cuIpcGetMemHandle" (*mut IpcHandle, DevicePtr);
+    ipc_open: "cuIpcOpenMemHandle_v2" (*mut DevicePtr, IpcHandle, c_uint);
+    ipc_close: "cuIpcCloseMemHandle" (DevicePtr);
+    register: "cuMemHostRegister_v2" (*mut c_void, usize, c_uint);
+    unregister: "cuMemHostUnregister" (*mut c_void);
+    to_device: "cuMemcpyHtoDAsync_v2" (DevicePtr, *const c_void, usize, Handle);
+    to_host: "cuMemcpyDtoHAsync_v2" (*mut c_void, DevicePtr, usize, Handle);
+    copy: "cuMemcpyDtoDAsync_v2" (DevicePtr, DevicePtr, usize, Handle);
+    copy_peer: "cuMemcpyPeerAsync" (DevicePtr, Handle, DevicePtr, Handle, usize, Handle);
+    new_stream: "cuStreamCreate" (*mut Handle, c_uint);
+    drop_stream: "cuStreamDestroy_v2" (Handle);
+    stream_wait: "cuStreamWaitEvent" (Handle, Handle, c_uint);
+    new_event: "cuEventCreate" (*mut Handle, c_uint);
+    drop_event: "cuEventDestroy_v2" (Handle);
+    record: "cuEventRecord" (Handle, Handle);
+    query: "cuEventQuery" (Handle);
+    wait: "cuEventSynchronize" (Handle);
+    error_name: "cuGetErrorName" (c_int, *mut *const c_char);
+    error_text: "cuGetErrorString" (c_int, *mut *const c_char);
+}
+
+/// A GPU, or a MIG instance, as this process numbers it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// Its number here; `CUDA_VISIBLE_DEVICES` makes it differ between processes.
+    pub ordinal: i32,
+    /// Its name everywhere.
+    pub uuid: [u8; 16],
+    /// Its make, for people.
+    pub name: String,
+}
+
+impl Device {
+    /// The UUID as `nvidia-smi -L` shows it.
+    pub fn label(&self) -> String {
+        uuid_label(&self.uuid)
+    }
+}
+
+/// A UUID as `nvidia-smi -L` shows it.
+pub fn uuid_label(uuid: &[u8; 16]) -> String {
+    let hex: String = uuid.iter().map(|b| format!("{b:02x}")).collect();
+    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+/// The driver, initialised in this process.
+pub struct Driver {
+    /// Its functions.
+    pub calls: Calls,
+    forks: u32,
+}
+
+impl Driver {
+    /// The driver, loaded at the first call. Says why there is none: no library, no device, or a forked child of the process that has begun with it.
+    pub fn get() -> Result<&'static Driver> {
+        static DRIVER: OnceLock<Result<Driver>> = OnceLock::new();
+        let driver = DRIVER.get_or_init(Driver::load).as_ref().map_err(Clone::clone)?;
+        if driver.forks != process::fork_depth() {
+            let message = "CUDA was begun by the parent process, and a forked child cannot use it: start processes with the 'spawn' method";
+            return Err(Error::new(Status::Forked, message));
+        }
+        Ok(driver)
+    }
+
+    fn load() -> Result<Driver> {
+        let none = |why: String| Error::new(Status::Unsupported, format!("CUDA is not to be had here: {why}"));
+        // SAFETY: a NUL-terminated name; the library's constructors are the driver vendor's.
+        let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if library.is_null() {
+            // SAFETY: after a failed `dlopen` this gives NULL or a NUL-terminated text that is valid until this thread's next call.
+            let why = unsafe { libc::dlerror().as_ref().map(|text| CStr::from_ptr(text).to_string_lossy().into_owned()) };
+            return Err(none(why.unwrap_or_else(|| "libcuda.so.1 cannot be loaded".into())));
+        }
+        // SAFETY: just opened, never closed; libcuda.so.1 is the driver by its name.
+        let calls = unsafe { Calls::find(library) }.map_err(|name| none(format!("the driver lacks {name}: one of CUDA 11.4 or newer is needed")))?;
+        let driver = Driver { calls, forks: process::fork_depth() };
+        // SAFETY: the one argument that there may be.
+        match unsafe { (driver.calls.init)(0) } {
+            0 => {}
+            NO_DEVICE => return Err(none("there is a driver, but no device (what is CUDA_VISIBLE_DEVICES set to?)".into())),
+            code => return Err(none(format!("cuInit: {}", driver.describe(code)))),
+        }
+        Ok(driver)
+    }
+
+    fn describe(&self, code: c_int) -> String {
+        let text = |call: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int| {
+            let mut out: *const c_char = std::ptr::null();
+            // SAFETY: `out` is writable; where the call succeeds it points to a text of the library's that is never freed.
+            unsafe {
+                let known = call(code, &raw mut out) == 0 && !out.is_null();
+                known.then(|| CStr::from_ptr(out).to_string_lossy().into_owned())
+            }
+        };
+        match (text(self.calls.error_name), text(self.calls.error_text)) {
+            (Some(name), Some(text)) => format!("{name} ({code}): {text}"),
+            _ => format!("error {code}, which this driver has no name for"),
+        }
+    }
+
+    /// What an answer means, if it is not success.
+    pub fn check(&self, what: &str, code: c_int) -> Result<()> {
+        if code == 0 {
+            return Ok(());
+        }
+        let lost = if CONTEXT_LOST.contains(&code) { "; this process's CUDA context is lost: nothing but a restart brings it back" } else { "" };
+        let status = if code == OUT_OF_MEMORY { Status::NoMemory } else { Status::Io };
+        Err(Error::new(status, format!("{what}: {}{lost}", self.describe(code))))
+    }
+
+    /// The devices that this process may use.
+    pub fn devices(&self) -> Result<Vec<Device>> {
+        let mut count = 0;
+        // SAFETY: `count` is writable.
+        self.check("cuDeviceGetCount", unsafe { (self.calls.device_count)(&raw mut count) })?;
+        (0..count).map(|ordinal| self.device(ordinal)).collect()
+    }
+
+    fn device(&self, ordinal: i32) -> Result<Device> {
+        let (id, mut uuid, mut name) = (self.device_id(ordinal)?, [0; 16], [0 as c_char; 128]);
+        // SAFETY: both places are writable, the second of the length that is said; the driver ends it with a NUL.
+        let name = unsafe {
+            self.check("cuDeviceGetUuid", (self.calls.device_uuid)(&raw mut uuid, id))?;
+            self.check("cuDeviceGetName", (self.calls.device_name)(name.as_mut_ptr(), name.len() as c_int - 1, id))?;
+            CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned()
+        };
+        Ok(Device { ordinal, uuid, name })
+    }
+
+    /// The driver's own number of a device.
+    pub fn device_id(&self, ordinal: i32) -> Result<c_int> {
+        let mut id = 0;
+        // SAFETY: `id` is writable.
+        self.check(&format!("cuDeviceGet({ordinal})"), unsafe { (self.calls.device)(&raw mut id, ordinal) })?;
+        Ok(id)
+    }
+
+    /// Whether one device reaches the other's memory without the host.
+    pub fn can_access_peer(&self, from: i32, to: i32) -> Result<bool> {
+        let mut can = 0;
+        let (from, to) = (self.device_id(from)?, self.device_id(to)?);
+        // SAFETY: `can` is writable.
+        self.check("cuDeviceCanAccessPeer", unsafe { (self.calls.can_access_peer)(&raw mut can, from, to) })?;
+        Ok(can != 0)
+    }
+}

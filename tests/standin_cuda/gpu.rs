@@ -1,0 +1,73 @@
+//! What a trainer's or a teacher's own code does with a device, here with the stand-in driver: streams and copies on them.
+
+use std::ffi::{CString, c_int, c_void};
+use std::ptr;
+
+/// The driver's function of that name.
+fn function(name: &str) -> *mut c_void {
+    let name = CString::new(name).unwrap();
+    // SAFETY: NUL-terminated names; the library is never closed.
+    let found = unsafe { libc::dlsym(libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW), name.as_ptr()) };
+    assert!(!found.is_null(), "the stand-in lacks {name:?}");
+    found
+}
+
+macro_rules! answer {
+    ($name:literal ($($argument:expr => $type:ty),*)) => {
+        // SAFETY: the stand-in's function of that name has these parameters, and the pointers among them are to places of the caller's.
+        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> c_int>(function($name))($($argument),*) }
+    };
+}
+
+macro_rules! call {
+    ($name:literal ($($argument:expr => $type:ty),*)) => {
+        assert_eq!(answer!($name($($argument => $type),*)), 0, $name)
+    };
+}
+
+/// A device's primary context, current on this thread, and a stream.
+pub struct Gpu {
+    pub stream: *mut c_void,
+}
+
+impl Gpu {
+    pub fn new(device: i32) -> Gpu {
+        let (mut context, mut stream) = (ptr::null_mut(), ptr::null_mut());
+        call!("cuInit"(0 => u32));
+        call!("cuDevicePrimaryCtxRetain"(&raw mut context => *mut *mut c_void, device => i32));
+        call!("cuCtxPushCurrent_v2"(context => *mut c_void));
+        call!("cuStreamCreate"(&raw mut stream => *mut *mut c_void, 1 => u32));
+        Gpu { stream }
+    }
+
+    /// Queues a copy from the host, which must stay until it is done. A teacher that does not look at the answer: it learns at commit what became of it.
+    pub fn upload(&self, to: *mut u8, from: &[u8]) {
+        let _ = answer!("cuMemcpyHtoDAsync_v2"(to as u64 => u64, from.as_ptr().cast() => *const c_void, from.len() => usize, self.stream => *mut c_void));
+    }
+
+    /// Queues a copy to the host, which must stay until it is done.
+    pub fn download(&self, to: &mut [u8], from: *const u8) {
+        call!("cuMemcpyDtoHAsync_v2"(to.as_mut_ptr().cast() => *mut c_void, from as u64 => u64, to.len() => usize, self.stream => *mut c_void));
+    }
+
+    pub fn synchronize(&self) {
+        call!("cuStreamSynchronize"(self.stream => *mut c_void));
+    }
+
+    pub fn free_bytes(&self) -> usize {
+        let (mut free, mut total) = (0, 0);
+        call!("cuMemGetInfo_v2"(&raw mut free => *mut usize, &raw mut total => *mut usize));
+        free
+    }
+
+    /// Handles opened and closed by this process, as the stand-in has counted.
+    pub fn opens_and_closes() -> (u64, u64) {
+        let (mut opens, mut closes) = (0, 0);
+        // SAFETY: the stand-in's function of that name, which gives nothing back; both places are writable.
+        unsafe {
+            let count = function("standinCudaCounts");
+            std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut u64, *mut u64)>(count)(&raw mut opens, &raw mut closes);
+        }
+        (opens, closes)
+    }
+}
