@@ -102,7 +102,7 @@ static void it_is_a_loader_like_any_other(void) {
   OK(lw_loader_stats(there, text, sizeof text, &n));
   CHECK(strstr(text, "\"batches\":11") && strstr(text, "\"documents\":"));
   OK(lw_loader_explain(there, text, sizeof text, &n));
-  CHECK(strstr(text, "rank 1 of 2"));
+  CHECK(strstr(text, "rank 1 of 2") != NULL);
   OK(lw_server_stats(server, text, sizeof text, &n));
   CHECK(strstr(text, "\"name\":\"d\"") && strstr(text, "\"rank\":1"));
   const int64_t ids[] = {1, 2};

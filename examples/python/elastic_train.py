@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Train a small language model, stop, and go on with another number of ranks on exactly the same batches.
 
-    torchrun --nproc-per-node 2 elastic_train.py run                          80 steps, with a checkpoint at step 40
-    torchrun --nproc-per-node 4 elastic_train.py again --resume run           steps 40 to 79 again, on four ranks
+    torchrun --nproc-per-node 2 elastic_train.py run                          60 steps, with a checkpoint at step 30
+    torchrun --nproc-per-node 4 elastic_train.py again --resume run           steps 30 to 59 again, on four ranks
     torchrun --nproc-per-node 1 elastic_train.py last --resume run --loader standard
 
 Each rank writes `rank-N.jsonl` in the run's folder: of every step the loss and the hashes of its rows. `make demo` runs all combinations, compares them

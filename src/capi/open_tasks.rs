@@ -3,7 +3,7 @@
 use super::layout::lw_layout;
 use super::student::device_flag;
 use super::worker::lw_task;
-use crate::base::{Error, Layout, Result};
+use crate::base::{Error, Layout, Result, Status};
 use crate::exchange::message::Model;
 use crate::exchange::worker::Task;
 use crate::medium::Place;
@@ -97,6 +97,17 @@ impl OpenTasks {
     /// The layout of an open task, and where its memory is.
     pub(super) fn layout_and_place(&self, id: u64) -> Result<(Arc<lw_layout>, Place)> {
         self.get(id).map(|open| (Arc::clone(&open.layout), open.place))
+    }
+
+    /// That these tasks are on a device, where streams are.
+    pub(super) fn check_on_device(&self, ids: impl Iterator<Item = u64>) -> Result<()> {
+        for id in ids {
+            if self.get(id)?.place == Place::Host {
+                let message = format!("a stream was given, and task {id} is in host memory: synchronize the stream and pass NULL");
+                return Err(Error::new(Status::Unsupported, message));
+            }
+        }
+        Ok(())
     }
 
     /// Bytes of all tensors of an open task.

@@ -306,7 +306,8 @@ pub unsafe extern "C" fn lw_student_retain(student: *const lw_student, sample: *
 
 /// Releases one reference to each of `count` samples. A sample whose last reference goes must not be read any more.
 /// `stream` is NULL, or, for samples on a device, the stream on which reading them is queued (a `CUstream` or `cudaStream_t` of that device, or
-/// `LW_STREAM_LEGACY`, `LW_STREAM_PER_THREAD`): a slot is used again only once that is done, and this does not wait for it. A sample that is not
+/// `LW_STREAM_LEGACY`, `LW_STREAM_PER_THREAD`): a slot is used again only once that is done, and this does not wait for it. NULL stands for all that this
+/// process has queued on the device so far. A sample that is not
 /// held is an error (`LW_INVALID_ARGUMENT`) that names it; the others are released all the same. A stream for samples in host
 /// memory is `LW_UNSUPPORTED`, and nothing is released.
 #[must_use]
@@ -318,7 +319,7 @@ pub unsafe extern "C" fn lw_student_release(student: *const lw_student, samples:
         let stream = Stream(stream.addr());
         let refs: Vec<_> = samples.iter().map(|s| (s.slot, s.serial)).collect();
         // One event for all, unless one of them is wrong.
-        if count > 1 && !stream.is_none() && student.student.release_on(&refs, stream).is_ok() {
+        if count > 1 && student.student.release_on(&refs, stream).is_ok() {
             return Ok(());
         }
         let mut outcome = Ok(());

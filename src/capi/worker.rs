@@ -15,10 +15,16 @@ use super::status::lw_status;
 use super::student::LW_SPIN_ADAPTIVE;
 use crate::base::{Error, Result, Status};
 use crate::exchange::worker::{Task, Worker, WorkerOptions};
-use crate::medium::Stream;
+use crate::medium::{MakeOn, Stream};
 use std::ffi::{c_char, c_void};
 use std::ptr;
 use std::sync::Mutex;
+
+/// In `device` of `lw_worker_options`: tasks' memory is the host's, always, and the library copies to the student's device.
+pub const LW_MAKE_IN_HOST_MEMORY: i32 = -1;
+
+/// In `device` of `lw_worker_options`: tasks' memory is the student's own, on its device, and nothing is copied.
+pub const LW_MAKE_ON_STUDENTS_DEVICE: i32 = -2;
 
 /// How a worker is opened. Fill it after `lw_worker_options_init`; `layout` or `slot_size` must be set. What it points to
 /// is read during `lw_worker_open` only.
@@ -45,8 +51,8 @@ pub struct lw_worker_options {
     pub batch_size: u32,
     /// How long to spin before sleeping, in microseconds. Default `LW_SPIN_ADAPTIVE`.
     pub spin_us: u32,
-    /// The CUDA device, as this process numbers it, on which its samples are made for students whose medium is "cuda"; −1 (the default): the
-    /// student's own, where they are written without a copy.
+    /// Where samples are made for students whose medium is "cuda": the number of a CUDA device in this process, `LW_MAKE_ON_STUDENTS_DEVICE`, or
+    /// `LW_MAKE_IN_HOST_MEMORY` (the default). Students in host memory have them made there in any case.
     pub device: i32,
     /// Zero.
     pub reserved: u32,
@@ -62,7 +68,7 @@ const DEFAULTS: lw_worker_options = lw_worker_options {
     worker_id: -1,
     batch_size: 1,
     spin_us: LW_SPIN_ADAPTIVE,
-    device: -1,
+    device: LW_MAKE_IN_HOST_MEMORY,
     reserved: 0,
 };
 
@@ -109,8 +115,8 @@ pub struct lw_task {
 
 /// Makes `count` samples of one student and one generation: fills `tasks[i].data`. `lengths[i]` is the sample's length in
 /// bytes, set to that of the whole layout before the call. Returns 0 to commit them; anything else fails them all, with the text given to
-/// `lw_set_last_error`. Runs on the thread that called `lw_worker_run`. Must not throw. Tasks on a device are complete when it returns: it waits for its
-/// streams itself.
+/// `lw_set_last_error`. Runs on the thread that called `lw_worker_run`. Must not throw. All that was queued
+/// on the device of tasks on one is waited for then.
 pub type lw_fill_fn = Option<unsafe extern "C" fn(user: *mut c_void, tasks: *const lw_task, lengths: *mut usize, count: usize) -> i32>;
 
 /// A worker. All functions but `lw_worker_free` may be called by any number of threads at once; calls of `lw_worker_take`
@@ -138,6 +144,9 @@ impl lw_worker {
     fn commit(&self, tasks: &[lw_task], lengths: Option<&[usize]>, stream: Stream) -> Result<u32> {
         let mut done = Vec::with_capacity(tasks.len());
         let ids = || tasks.iter().map(|task| task.id);
+        if !stream.is_none() {
+            self.open_tasks().check_on_device(ids())?;
+        }
         self.open_tasks().close_all(ids(), |i, nbytes| {
             let length = lengths.map_or(nbytes, |l| l[i]);
             done.push((tasks[i].id, length));
@@ -186,10 +195,14 @@ pub unsafe extern "C" fn lw_worker_open(options: *const lw_worker_options, deadl
             slot_size: given.slot_size,
             batch_size: given.batch_size,
             attach: kept,
-            device: match given.device {
-                -1 => None,
-                device if device >= 0 => Some(device),
-                other => return Err(Error::invalid(format!("options.device is {other}; expected -1 or a CUDA device's number"))),
+            make_on: match given.device {
+                LW_MAKE_IN_HOST_MEMORY => MakeOn::Host,
+                LW_MAKE_ON_STUDENTS_DEVICE => MakeOn::StudentsDevice,
+                device if device >= 0 => MakeOn::Device(device),
+                other => {
+                    let expected = "a CUDA device's number, LW_MAKE_IN_HOST_MEMORY (-1) or LW_MAKE_ON_STUDENTS_DEVICE (-2)";
+                    return Err(Error::invalid(format!("options.device is {other}; expected {expected}")));
+                }
             },
             spin_us: given.spin_us,
         };
@@ -320,7 +333,8 @@ pub unsafe extern "C" fn lw_worker_write(worker: *const lw_worker, task: *const 
 /// reason. After any other error, a medium's say, what could not be published was failed with its message. `*wanted` (may be NULL) becomes
 /// the number that somebody still waited for; the others were overtaken (a model switch, another worker) and dropped, which is no error.
 /// `stream` is NULL, or, for tasks on a device, the stream on which writing them is queued (as in `lw_student_release`, of the device that
-/// the tasks' tensors are on): this waits until that is done, and publishes them then.
+/// the tasks' tensors are on): this waits until that is done, and publishes them then. NULL stands for all that this process has queued on
+/// that device.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_worker_commit(

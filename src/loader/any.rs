@@ -1,8 +1,8 @@
 //! Either kind of loader: the one whose pipeline runs in this process, or the one whose batches another process makes.
 
+use super::Loader;
 use super::about::{self, About};
 use super::node::NodeLoader;
-use super::Loader;
 use crate::base::Result;
 use crate::pipeline::{Batch, Checkpoint};
 use crate::plan::BatchSchedule;

@@ -346,4 +346,6 @@ impl From<crate::data::Group> for Span {
 }
 
 #[cfg(test)]
+mod chains;
+#[cfg(test)]
 mod tests;

@@ -76,6 +76,19 @@ impl Loader {
         self.start()
     }
 
+    /// Goes to the beginning of the run that a checkpoint is of: with the weights that were set during it.
+    pub(super) fn begin_as(&mut self, checkpoint: &Checkpoint) -> Result<()> {
+        let paths: Vec<Vec<String>> = self.parts.sources.iter().map(|s| s.paths.clone()).collect();
+        checkpoint.meta.check(&self.meta(0, 0), &paths)?;
+        self.mixture = checkpoint.meta.mixture.clone();
+        self.plan = Arc::new(run_plan(&self.parts, &self.sources, &self.windows, &self.schedule, &self.mixture)?);
+        self.stop();
+        self.finite = None;
+        self.marks = self.rank.lanes.clone().map(|lane| Ok((self.plan.first_anchor(lane)?, 0))).collect::<Result<_>>()?;
+        (self.step, self.microbatch) = (0, 0);
+        Ok(())
+    }
+
     /// Goes to the start of a step. With token counts at hand (of finite streams, or kept by `laneway index --tokens`) only
     /// their sum is made; otherwise the lanes are run up to there, from here if the step lies ahead.
     pub fn seek(&mut self, step: u64) -> Result<()> {
@@ -127,11 +140,19 @@ impl Loader {
             step,
             within,
             lanes: self.schedule.lanes(),
-            recipe: self.parts.recipe.fields().into_iter().collect(),
+            recipe: self.resolved_fields(),
             data: self.parts.sources.iter().map(|s| s.identity.clone()).collect(),
             tokenizer: format!("{:016x}", self.parts.tokenizer),
             mixture: self.mixture.clone(),
         }
+    }
+
+    /// The recipe's fields, with what it leaves to files beside the tokenizer's as found there: they may change, and it may not.
+    fn resolved_fields(&self) -> BTreeMap<String, String> {
+        let (parts, mut fields) = (&self.parts, BTreeMap::from_iter(self.parts.recipe.fields()));
+        fields.insert("pack.pad_token_id".into(), parts.pad_token_id.to_string());
+        fields.entry("tokenizer.special_tokens".into()).and_modify(|v| *v = format!("{v} ({})", parts.frame));
+        fields
     }
 }
 

@@ -74,7 +74,16 @@ impl MappedMedium {
             let _ = std::fs::remove_file(path);
             e.within(format!("file medium {}", path.display()))
         })?;
-        Ok(MappedMedium { pins: None, kind: "file", name: path.to_string_lossy().into_owned(), fd, mapping, slots, stride, reserved: AtomicUsize::new(0) })
+        Ok(MappedMedium {
+            pins: None,
+            kind: "file",
+            name: path.to_string_lossy().into_owned(),
+            fd,
+            mapping,
+            slots,
+            stride,
+            reserved: AtomicUsize::new(0),
+        })
     }
 
     /// A worker's view of a student's medium. A forked child will not have it.

@@ -25,15 +25,28 @@ pub enum Place {
     Cuda(i32),
 }
 
-/// A stream of a device (`CUstream`, or 1 and 2 for the two default ones, as CUDA and DLPack number them), on which work of the caller's is queued. 0: none is.
+/// Where a worker makes samples for students on a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MakeOn {
+    /// In host memory, from where the library copies them to the device: for generators that know nothing of devices.
+    #[default]
+    Host,
+    /// On the student's device, in its memory.
+    StudentsDevice,
+    /// On the CUDA device of that number in the worker's process, from where they are copied if it is not the student's.
+    Device(i32),
+}
+
+/// A stream of a device (`CUstream`, or 1 and 2 for the two default ones, as CUDA and DLPack number them), on which work of the caller's is queued.
+/// 0: none is named, which means everything that this process has queued on the device so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stream(pub usize);
 
 impl Stream {
-    /// Nothing is queued: the bytes are there, the reading is done.
+    /// None is named.
     pub const NONE: Stream = Stream(0);
 
-    /// Whether nothing is queued.
+    /// Whether none is named.
     pub fn is_none(self) -> bool {
         self.0 == 0
     }
@@ -178,11 +191,6 @@ pub trait Medium: Send + Sync {
     /// Student: what is queued on `stream` now; `None` if there is nothing to wait for.
     fn mark(&self, stream: Stream) -> Result<Option<Box<dyn Mark>>> {
         self.check_stream(stream).map(|()| None)
-    }
-
-    /// Student: what is queued anywhere now, for a reader that does not say where.
-    fn mark_everything(&self) -> Option<Box<dyn Mark>> {
-        None
     }
 
     /// Owner: leaves the memory to the process's end, because another process has not let go of it.
@@ -330,7 +338,7 @@ pub fn check_ragged(medium: &dyn Medium, ragged: bool) -> Result<()> {
     Err(Error::new(Status::Unsupported, message))
 }
 
-/// Attaches a worker to the medium that a student described. `device` is the CUDA device on which its samples are made; `None`: the student's.
+/// Attaches a worker to the medium that a student described. `make_on` matters where the student is on a device.
 pub fn attach(
     custom: &[Box<dyn Attach>],
     kind: &str,
@@ -338,13 +346,13 @@ pub fn attach(
     fd: Option<OwnedFd>,
     slot_count: u32,
     stride: usize,
-    device: Option<i32>,
+    make_on: MakeOn,
 ) -> Result<Box<dyn Medium>> {
     if let Some(a) = custom.iter().find(|a| a.kind() == kind) {
         return a.attach(buf_name, fd, slot_count, stride);
     }
     match (kind, fd) {
-        (cuda::KIND, fd) => cuda::attach(buf_name, fd, slot_count, stride, device),
+        (cuda::KIND, fd) => cuda::attach(buf_name, fd, slot_count, stride, make_on),
         ("shm" | "file", Some(fd)) => Ok(Box::new(MappedMedium::attach(kind, buf_name, fd, slot_count, stride)?)),
         ("shm" | "file", None) => Err(Error::new(Status::Corrupt, format!("the student described a {kind} medium but sent no descriptor for it"))),
         _ => Err(Error::new(Status::Unsupported, format!("this worker cannot write to a medium of kind '{kind}': give it one (medium=...)"))),

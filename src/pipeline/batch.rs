@@ -346,7 +346,7 @@ mod tests {
     use super::*;
 
     fn piece(start: u32, ids: &[u32]) -> Piece {
-        Piece { source: 0, document: 0, start, len: ids.len() as u32, tokens: Tokens::new(Arc::new(ids.to_vec()), 0) }
+        Piece { source: 0, document: 0, start, len: ids.len() as u32, tokens: Tokens::new(Arc::new(ids.to_vec().into()), 0) }
     }
 
     fn batch(rows: Vec<Row>, length: usize, labels_across_documents: bool) -> Batch {

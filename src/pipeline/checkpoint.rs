@@ -112,6 +112,9 @@ impl Meta {
             let shown = |v: Option<&str>| v.unwrap_or("not there").to_string();
             return Err(refused(format!("{name} is {} now and was {} when it was saved", shown(ours), shown(theirs))));
         }
+        if self.data.len() != now.data.len() {
+            return Err(corrupt(format!("it tells of {} datasets and its recipe names {}", self.data.len(), now.data.len())));
+        }
         for ((was, now), paths) in self.data.iter().zip(&now.data).zip(paths) {
             was.check(now, paths)?;
         }

@@ -13,12 +13,14 @@
 //! | `stream` | a lane's documents of one source, made ahead |
 //! | `lane` | one lane: turns, packing, windows, anchors |
 //! | `engine` | the pool, and how lanes take turns on it |
+//! | `buffer` | memory of tokens, used again |
 //! | `codec` | the few integers that an anchor is made of |
 //! | `checkpoint` | anchors of all lanes, and what they belong to |
 //! | `batch`, `tensors` | rows to tensors |
 //! | `slot` | batches in memory that several processes read |
 
 mod batch;
+mod buffer;
 mod checkpoint;
 mod codec;
 mod engine;
@@ -38,6 +40,7 @@ pub mod tokenize;
 mod work;
 
 pub use batch::{Batch, BatchRow, BatchShape, Buffers, IGNORE, global_hash};
+pub use buffer::{TokenBuffer, TokenPool};
 pub use checkpoint::{Checkpoint, DataIdentity, Meta, VERSION, WithinStep};
 pub use engine::{Engine, Tuning};
 pub use lane::{LaneCounts, LaneRow};

@@ -33,6 +33,7 @@ impl Recipe {
         add("datasets".into(), list(&names));
         for d in &self.datasets {
             let name = |field: &str| format!("dataset.{}.{field}", d.spec.name);
+            add(name("format"), d.spec.format.map_or("unset".into(), |f| text(f.name())));
             add(name("text_field"), text(&d.spec.text_field));
             add(name("text_unit"), text(d.spec.text_unit.name()));
             add(name("on_error"), text(d.spec.on_error.name()));

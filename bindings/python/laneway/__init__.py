@@ -23,6 +23,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import io, work
+from ._device import DeviceTensor
 from ._functions import Function
 from ._metrics import MetricsServer, metrics, metrics_text, serve_metrics
 from ._operators import Operator, SampleMeta, SampleRecord
@@ -48,6 +49,7 @@ __all__ = [
     "BatchConfig",
     "Broker",
     "BrokerStats",
+    "DeviceTensor",
     "DistillIterableDataset",
     "Function",
     "GenerationValue",

@@ -134,6 +134,8 @@ class WorkerOptions(ctypes.Structure):
         ("worker_id", c_int64),
         ("batch_size", c_uint32),
         ("spin_us", c_uint32),
+        ("device", c_int32),
+        ("reserved", c_uint32),
     ]
 
 
@@ -154,7 +156,7 @@ class Task(ctypes.Structure):
         ("model_config_len", c_size_t),
         ("layout", c_void_p),
         ("attempt", c_uint32),
-        ("reserved", c_uint32),
+        ("flags", c_uint32),
     ]
 
 
@@ -359,6 +361,9 @@ TASK = struct.Struct("@12Q2I")
 
 ROLE_CLIENT, ROLE_DATASET = 0, 1
 SAMPLE_COPIED = 1
+ON_DEVICE = 2
+FALLBACK_NONE, FALLBACK_SHM = 0, 1
+MAKE_IN_HOST_MEMORY, MAKE_ON_STUDENTS_DEVICE = -1, -2
 SPIN_ADAPTIVE = 0xFFFF_FFFF
 THREADS_ALL = 0xFFFF_FFFF
 NO_LANE = 0xFFFF_FFFF

@@ -15,7 +15,7 @@ from ctypes import c_size_t, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
-from . import _dtypes, _native, _ragged, _structs
+from . import _device, _dtypes, _native, _ragged, _structs
 from ._dtypes import Framework
 from ._endpoints import Endpoints
 from ._medium_glue import AttachTables
@@ -46,12 +46,16 @@ class WorkerOptions:
     worker_id: int | None
     endpoints: Endpoints
     mediums: tuple[Any, ...]
+    device: int
     framework: Framework
     spin_us: int
 
 
 class Task:
     """One sample to be made. ``task["x"]`` is the tensor ``x``, in the student's memory: what is written there is the sample.
+
+    Where the student's memory is a GPU's and the worker has a ``device``, so is the tensor: a torch tensor of that device, or a :class:`~laneway.DeviceTensor`. What is
+    queued on torch's current stream (without torch: on the device) when the function returns is waited for before the sample is published.
 
     Valid until the function that got it returns; a view that is kept longer looks at memory that belongs to others by then.
     What the memory holds at first is undefined.
@@ -128,9 +132,13 @@ class WorkerLoop:
         self._model_cfg: dict[str, Any] | None = None
         self._views: dict[int, dict[str, Any]] = {}
         self._plan: list[tuple[Any, ...]] = []
+        self._as_torch = False
+        self._stream: int | None = None
+        self._raw_tasks: dict[int, bytes] = {}
         at_exit(WORKERS, self, WorkerLoop._end)
         if options.fill_fn is not None and options.config is not None:
-            self._plan = view_plan(options.config, _dtypes.use_torch(options.framework))
+            self._as_torch = _dtypes.use_torch(options.framework)
+            self._plan = view_plan(options.config, self._as_torch)
 
     def serve(self, stopping: Callable[[], bool]) -> None:
         """Takes tasks and makes them, until stopped."""
@@ -198,7 +206,9 @@ class WorkerLoop:
 
     def _tasks(self, raw: bytes) -> list[tuple[Task, int]]:
         tasks: list[tuple[Task, int]] = []
-        for address, capacity, _, lane, step, seed, generation, id_at, id_len, config_at, config_len, _, attempt, _ in _TASK.iter_unpack(raw):
+        self._stream = None
+        self._raw_tasks.clear()
+        for address, capacity, _, lane, step, seed, generation, id_at, id_len, config_at, config_len, _, attempt, flags in _TASK.iter_unpack(raw):
             if not tasks:
                 self._learn_model((id_at, id_len, config_at, config_len))
             task = Task()
@@ -207,8 +217,11 @@ class WorkerLoop:
             if capacity < self._size:
                 raise Corrupt(f"the slot for {task} has {capacity} bytes; this worker's samples have {self._size}")
             task._address, task._loop = address, self
-            views = self._views.get(address)
-            task.tensors = self._make_views(address) if views is None else views
+            if flags & _structs.ON_DEVICE:
+                address = self._on_device(task, raw, len(tasks))
+            else:
+                views = self._views.get(address)
+                task.tensors = self._make_views(address) if views is None else views
             tasks.append((task, address))
         return tasks
 
@@ -249,6 +262,19 @@ class WorkerLoop:
         """Views of all tensors whose lengths are set."""
         return self.config.views(self.buffer(address), _dtypes.use_torch(self._options.framework))
 
+    def _on_device(self, task: Task, raw: bytes, index: int) -> int:
+        """Makes the tensors of a task on a device, which keep its memory mapped and are not kept here. Returns what :meth:`_write` takes for its address."""
+        own = raw[index * _TASK_SIZE : (index + 1) * _TASK_SIZE]
+        assert self._handle is not None
+        config = self._options.config
+        with_tensors = self._options.fill_fn is not None and config is not None
+        task.tensors = _device.worker_tensors(self._handle, own, config, self._as_torch) if with_tensors and config is not None else {}
+        if index == 0 and with_tensors:
+            # Whatever the function queues on this stream is waited for before its tasks are published.
+            self._stream = _device.current_stream(_device.device_of(_native.lib().lw_worker_tensor, self._handle, own))
+        self._raw_tasks[index] = own
+        return -1 - index
+
     def _write(self, address: int, data: Any, who: str, task: Task) -> None:
         try:
             view = memoryview(data).cast("B")
@@ -256,10 +282,14 @@ class WorkerLoop:
             raise TypeError(f"{who} returned a {type(data).__name__} for {task}; expected bytes, for example config.encode(...)") from None
         if view.nbytes != self._size:
             raise ValueError(f"{who} returned {view.nbytes} bytes for {task}; expected slot_size, {self._size}")
+        if address < 0:  # on a device
+            own = self._raw_tasks[-1 - address]
+            _native.check(_native.lib().lw_worker_write(self._handle, own, view.tobytes(), view.nbytes))
+            return
         memoryview((ctypes.c_char * self._size).from_address(address)).cast("B")[:] = view
 
     def _commit(self, raw: bytes, count: int) -> None:
-        status = self._lw_commit(self._handle, raw, None, count, None, None)
+        status = self._lw_commit(self._handle, raw, None, count, self._stream, None)
         if status == Status.TASK_FAILED:
             # What a sample does not fulfil has failed its task and was logged by the library; the others are on their way.
             _log.debug("worker: %s", _native.error(status))
@@ -341,6 +371,7 @@ def _open(options: WorkerOptions, timeout_s: float) -> int:
     c.endpoints = options.endpoints.to_c()
     c.slot_size, c.batch_size = options.slot_size, options.batch_size
     c.spin_us = options.spin_us
+    c.device = options.device
     c.worker_id = -1 if options.worker_id is None else options.worker_id
 
     def open_it(deadline: int) -> int:

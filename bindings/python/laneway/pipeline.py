@@ -65,6 +65,7 @@ class Pipeline(PublishedSteps):
             prefetch_batches: batches made ahead.
             io_options: ``{"cache": {"enabled": …, "root": folder}}``: where indexes and counts are kept; they are kept in any case.
             deterministic: changes nothing: batches are the same whatever the threads, at no cost.
+            mapping_strategy: changes nothing: a rank owns neighbouring lanes, and the global batch is the same in any case.
             memory_budget, progress, framework: as for :class:`~laneway.Loader`.
 
         The published options that tune runners, queues between processes, flushes, downloads and shared memory are accepted and change nothing.

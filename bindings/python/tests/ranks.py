@@ -1,4 +1,7 @@
-"""Ranks of a training run, as processes of their own over gloo, for the tests. Forked from a server that has imported torch, so they start quickly."""
+"""Ranks of a training run, as processes of their own over gloo, for the tests.
+
+They are forked from a server that has imported torch, and what test files named with :func:`preload`, once for all, so they start quickly.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +19,26 @@ from pathlib import Path
 from typing import Any
 
 LIMIT_S = 240
+_modules = ["torch.distributed", "laneway"]
+
+
+def preload(*modules: str) -> None:
+    """Names modules that ranks import; a test file does so when it is imported."""
+    _modules.extend(modules)
 
 
 @functools.cache
 def _server() -> Any:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "laneway"])
+    context.set_forkserver_preload(_modules)
     return context
 
 
 def run_ranks(function: Callable[..., Any], ranks: int, folder: Path, *arguments: Any) -> list[Any]:
     """Calls ``function(rank, ranks, *arguments)`` in each of the processes, in a process group; gives what they returned, through JSON."""
     folder.mkdir(parents=True)
-    processes = [_server().Process(target=_rank, args=(function, rank, ranks, folder, arguments), daemon=True) for rank in range(ranks)]
+    processes = [_server().Process(target=_rank, args=(function, rank, ranks, folder, arguments)) for rank in range(ranks)]
     try:
         for process in processes:
             process.start()

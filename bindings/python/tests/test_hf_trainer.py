@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ranks import run_ranks
+from ranks import preload, run_ranks
 
 from laneway import Loader, errors
 
@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the adapter
 pytest.importorskip("transformers", reason="transformers is not installed: the adapter for its Trainer was not tried")
 pytest.importorskip("accelerate", reason="accelerate is not installed: the adapter for Hugging Face's Trainer was not tried")
 
+preload("laneway.integrations.transformers", "transformers.models.llama.modeling_llama")
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "python" / "integrations"
 sys.path.insert(0, str(EXAMPLE))
 SAVED, STEPS = 2, 4

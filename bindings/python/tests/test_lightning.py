@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import run_ranks
+from ranks import preload, run_ranks
 
 from laneway import Loader, errors
 
-pytest.importorskip("torch", reason="torch is not installed: the adapter for Lightning was not tried")
+torch = pytest.importorskip("torch", reason="torch is not installed: the adapter for Lightning was not tried")
 pytest.importorskip("pytorch_lightning", reason="pytorch_lightning is not installed: the adapter for it was not tried")
 
+preload("laneway.integrations.lightning")
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "python" / "integrations"
 sys.path.insert(0, str(EXAMPLE))
 EACH = 2  # steps of a stage
@@ -81,11 +82,32 @@ def test_a_setting_that_contradicts_the_loader_is_named(recipe: Path, tmp_path: 
         fit(recipe, tmp_path, **changes)
 
 
-def test_a_checkpoint_of_another_recipe_is_refused_by_the_fields_name(recipe: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_without_the_loaders_state_and_one_of_another_recipe_are_refused(recipe: Path, tmp_path: Path) -> None:
     import lightning_trainer as example
 
-    run_ranks(train, 1, tmp_path / "on-1", str(tmp_path / "run"), str(recipe), EACH)
+    trainer = example.make_trainer(tmp_path, 1, EACH, EACH)
+    trainer.fit(example.Model(), example.LanewayDataModule(recipe, microbatch_size=example.MICROBATCH))
+    checkpoint = example.last_checkpoint(tmp_path)
     other = recipe.with_name("other.toml")
     other.write_text(recipe.read_text().replace("seed = 42", "seed = 43"))
     with pytest.raises(errors.Refused, match="seed"):
-        fit(other, tmp_path, checkpoint=example.last_checkpoint(tmp_path / "run"), max_steps=4)
+        fit(other, tmp_path, checkpoint=checkpoint, max_steps=4)
+    content = torch.load(checkpoint, weights_only=False)
+    del content["LanewayDataModule"]
+    torch.save(content, checkpoint)
+    with pytest.raises(errors.NotFound, match="the trainer is at step 2, but its checkpoint has no state of a LanewayDataModule"):
+        fit(recipe, tmp_path, checkpoint=checkpoint, max_steps=4)
+
+
+def test_a_second_fit_goes_on_where_the_first_one_ended(recipe: Path, tmp_path: Path) -> None:
+    import lightning_trainer as example
+
+    data = example.LanewayDataModule(recipe, microbatch_size=example.MICROBATCH)
+    seen: list[Any] = []
+    for steps in (1, 2):
+        model = example.Model()
+        model.predictor.register_forward_pre_hook(lambda _, args: seen.extend(args[0].tolist()))
+        trainer = example.make_trainer(tmp_path / str(steps), 1, 1, EACH)
+        trainer.fit(model, data)
+    expected = Loader(recipe)
+    assert seen == [row for _ in range(2) for row in next(expected).input_ids.tolist()]

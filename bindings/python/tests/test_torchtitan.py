@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ranks import run_ranks
+from ranks import preload, run_ranks
 
 from laneway import Loader, errors
 
@@ -20,6 +20,7 @@ for name in NEEDED:
 
 from laneway.torchtitan import LanewayDataLoader, check_config  # noqa: E402
 
+preload("laneway.torchtitan", "torchtitan.components.checkpointer", "torchtitan.components.optimizer")
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "python" / "torchtitan"
 sys.path[:0] = [str(EXAMPLE), str(EXAMPLE.parent)]
 

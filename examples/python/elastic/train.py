@@ -26,12 +26,12 @@ from .feeds import FEEDS, Feed
 class Sizes:
     """What all runs of a demonstration share; each is an option of the same name."""
 
-    steps: int = 80
-    save_at: int = 40  # steps taken before the checkpoint
-    length: int = 128  # tokens of a row
+    steps: int = 60
+    save_at: int = 30  # steps taken before the checkpoint
+    length: int = 64  # tokens of a row
     global_batch: int = 16  # rows of a step, over all ranks
     width: int = 128
-    blocks: int = 3
+    blocks: int = 2
     learning_rate: float = 3e-3
 
     def __post_init__(self) -> None:

@@ -94,9 +94,10 @@ impl Drop for Hold {
     fn drop(&mut self) {
         let own = process::fork_depth() == self.inner.forks;
         // Who reads on a device and drops this does not say on which stream.
-        match self.inner.medium.mark_everything().filter(|_| own) {
-            Some(mark) => Reaper::push(&self.inner, mark, vec![(self.slot, self.serial)]),
-            None => drop(self.inner.release(self.slot, self.serial).inspect_err(|e| tracing::error!("giving a reference back: {e}"))),
+        let mark = if own { self.inner.medium.mark(Stream::NONE) } else { Ok(None) };
+        match mark.inspect_err(|e| tracing::error!("giving a reference back: {e}")) {
+            Ok(Some(mark)) => Reaper::push(&self.inner, mark, vec![(self.slot, self.serial)]),
+            _ => drop(self.inner.release(self.slot, self.serial).inspect_err(|e| tracing::error!("giving a reference back: {e}"))),
         }
         if process::fork_depth() != self.inner.forks {
             // The last of them would close what belongs to the parent.
@@ -312,10 +313,11 @@ impl Student {
     }
 
     /// As [`Student::release`], for samples on a device, whose reading is queued on `stream`: their slots are used again only once it is done, and this does not
-    /// wait for it.
+    /// wait for it. Where one is not held, none is given back.
     pub fn release_on(&self, refs: &[(u32, u64)], stream: Stream) -> Result<()> {
-        if stream.is_none() || process::fork_depth() != self.inner.forks {
-            return self.release(refs);
+        if self.inner.medium.place() == Place::Host || process::fork_depth() != self.inner.forks {
+            self.inner.medium.check_stream(stream)?;
+            return self.release_now(refs);
         }
         refs.iter().try_for_each(|(slot, serial)| self.inner.held.check(*slot, *serial))?;
         if let Some(mark) = self.inner.medium.mark(stream)? {
@@ -323,7 +325,7 @@ impl Student {
             Reaper::push(&self.inner, mark, refs.to_vec());
             return Ok(());
         }
-        self.release(refs)
+        self.release_now(refs)
     }
 
     /// Copies the first bytes of a sample that is held to `out`, wherever it lies.
@@ -349,6 +351,10 @@ impl Student {
 
     /// Gives references back; a sample whose last one goes may be overwritten. Works after `close`. In a forked child it does nothing.
     pub fn release(&self, refs: &[(u32, u64)]) -> Result<()> {
+        self.release_on(refs, Stream::NONE)
+    }
+
+    fn release_now(&self, refs: &[(u32, u64)]) -> Result<()> {
         refs.iter().try_for_each(|(slot, serial)| {
             self.inner.release(*slot, *serial)?;
             self.loose.fetch_sub(1, Ordering::Relaxed);

@@ -2,7 +2,7 @@
 
 use crate::base::{Error, Layout, Result, Status};
 use crate::exchange::message::StudentIntro;
-use crate::medium::{self, Attach, Medium};
+use crate::medium::{self, Attach, MakeOn, Medium};
 use crate::os::clock::{self, Nanos};
 use crate::os::process;
 use crate::segment::cell::{CellState, CellWord};
@@ -42,13 +42,13 @@ impl Attachment {
         own_uuid: u128,
         slot_size: u64,
         custom: &[Box<dyn Attach>],
-        device: Option<i32>,
+        make_on: MakeOn,
     ) -> Result<Attachment> {
         let layout = Arc::new(Layout::from_json(&student.layout)?);
         let segment = Segment::open(segment.as_fd(), Some(layout.hash()))?;
         let place = segment.seats().get(seat as usize).filter(|s| s.uuid() == own_uuid && s.state() == SeatState::Taken);
         let place = place.ok_or_else(|| Error::new(Status::Refused, format!("seat {seat} of that student is not this worker's")))?;
-        let opened = Attachment::open_medium(&student, &segment, &layout, payload, slot_size, custom, device);
+        let opened = Attachment::open_medium(&student, &segment, &layout, payload, slot_size, custom, make_on);
         let medium = opened.inspect_err(|_| place.leave())?;
         Ok(Attachment {
             student,
@@ -73,7 +73,7 @@ impl Attachment {
         payload: Option<OwnedFd>,
         slot_size: u64,
         custom: &[Box<dyn Attach>],
-        device: Option<i32>,
+        make_on: MakeOn,
     ) -> Result<Box<dyn Medium>> {
         let header = segment.header();
         // What is written is as long as the layout says: all three must be the same, or a write could end beyond its slot.
@@ -83,7 +83,7 @@ impl Attachment {
             return Err(Error::new(Status::LayoutMismatch, message));
         }
         let medium =
-            medium::attach(custom, &student.medium.kind, &student.medium.buf_name, payload, header.slots, header.slot_stride as usize, device)?;
+            medium::attach(custom, &student.medium.kind, &student.medium.buf_name, payload, header.slots, header.slot_stride as usize, make_on)?;
         medium::check_ragged(&*medium, layout.is_ragged())?;
         Ok(medium)
     }

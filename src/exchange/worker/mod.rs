@@ -20,7 +20,7 @@ use crate::base::{Error, Layout, Result, Status};
 use crate::exchange::link::{Hello, Link, Peer};
 use crate::exchange::message::{Endpoints, Model, StudentIntro, Uuid, WorkerIntro};
 use crate::exchange::spin::{self, Spin};
-use crate::medium::{Attach, Place, Stream};
+use crate::medium::{Attach, MakeOn, Place, Stream};
 use crate::os::clock::{self, Nanos};
 use crate::os::event::Event;
 use crate::os::{futex, process};
@@ -46,8 +46,8 @@ pub struct WorkerOptions {
     pub batch_size: u32,
     /// Custom mediums that it can write, besides `shm`, `file` and `cuda`.
     pub attach: Vec<Box<dyn Attach>>,
-    /// The CUDA device, as this process numbers it, on which its samples for students on devices are made; `None`: the student's own.
-    pub device: Option<i32>,
+    /// Where its samples for students on devices are made.
+    pub make_on: MakeOn,
     /// Microseconds of looking before sleeping; `u32::MAX`: what pays.
     pub spin_us: u32,
 }
@@ -62,7 +62,7 @@ impl WorkerOptions {
             slot_size: 0,
             batch_size: 1,
             attach: Vec::new(),
-            device: None,
+            make_on: MakeOn::Host,
             spin_us: spin::ADAPTIVE,
         }
     }
@@ -212,7 +212,8 @@ impl Worker {
         self.commit_on(done, Stream::NONE)
     }
 
-    /// As [`Worker::commit`], for tasks on a device whose writing is queued on `stream`: waits until it is done, then publishes.
+    /// As [`Worker::commit`] (which waits for all that this process has queued on a task's device), for tasks whose writing is queued on `stream`: waits until that is
+    /// done, then publishes.
     pub fn commit_on(&self, done: &[(u64, usize)], stream: Stream) -> Result<u32> {
         self.check()?;
         let _span = tracing::trace_span!("laneway.worker.commit", tasks = done.len()).entered();
@@ -352,7 +353,7 @@ impl Inner {
         }
         let label = student.label();
         let attachment =
-            Attachment::open(student, seat, segment, pidfd, payload, self.uuid.0, self.slot_size, &self.options.attach, self.options.device)?;
+            Attachment::open(student, seat, segment, pidfd, payload, self.uuid.0, self.slot_size, &self.options.attach, self.options.make_on)?;
         tracing::info!(seat, "attached to {label}");
         attachments.push(Arc::new(attachment));
         self.epoch.fetch_add(1, Ordering::Release);

@@ -26,7 +26,7 @@ else:
     except ImportError:
         from lightning.pytorch import LightningDataModule
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, NotFound
 from ..loader import Loader
 from ..recipe import Recipe
 from ._common import check_trainer
@@ -52,21 +52,28 @@ class LanewayDataModule(LightningDataModule):  # type: ignore[misc]
         self.recipe = Recipe.of(recipe)
         self.microbatch_size, self.options = microbatch_size, options
         self._batches: _Batches | None = None
-        self._restored: dict[str, Any] | None = None
+        self._place: dict[str, Any] | None = None  # to start from, while no loader is open
 
     def train_dataloader(self) -> Any:
-        """This rank's batches.
+        """This rank's batches, from where they were left.
 
         Raises:
             InvalidArgument: the trainer is set to something else than the recipe gives: what, and what to set.
-            Refused: the checkpoint is of another recipe, tokenizer or data: names the field.
+            NotFound: the checkpoint has no state of the loader.
+            Refused: it is of another recipe, tokenizer or data: names the field.
         """
         trainer = self.trainer
+        self._leave()
+        if trainer.global_step > 0 and self._place is None:
+            raise NotFound(
+                f"the trainer is at step {trainer.global_step}, but its checkpoint has no state of a {type(self).__name__}: it was saved without one; start from the "
+                "beginning, or from a checkpoint that has it"
+            )
         replicas = trainer.distributed_sampler_kwargs or {"rank": 0, "num_replicas": 1}
         rank, ranks = replicas["rank"], replicas["num_replicas"]
         loader = Loader(self.recipe, rank, ranks, microbatch_size=self.microbatch_size, **self.options)
-        if self._restored is not None:
-            loader.load_state_dict(self._restored)
+        if self._place is not None:
+            loader.load_state_dict(self._place)
         check_trainer(
             loader,
             rank=rank,
@@ -88,9 +95,9 @@ class LanewayDataModule(LightningDataModule):  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
         """The states of all ranks' loaders, merged; every rank calls this at once."""
-        if self._batches is None:
+        mine = self._place if self._batches is None else self._batches.state_dict()
+        if mine is None:
             return {}
-        mine = self._batches.state_dict()
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return mine
         states: list[Any] = [None] * torch.distributed.get_world_size()
@@ -99,12 +106,17 @@ class LanewayDataModule(LightningDataModule):  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Kept until the loader is opened."""
-        self._restored = state_dict or None
+        self._place = state_dict or None
 
     def teardown(self, stage: str) -> None:
-        """Ends the loader's threads."""
+        """Ends the loader's threads. The place is kept, for another ``fit``."""
+        self._leave()
+
+    def _leave(self) -> None:
         if self._batches is not None:
+            self._place = self._batches.state_dict()
             self._batches.loader.close()
+            self._batches = None
 
 
 class _Batches:

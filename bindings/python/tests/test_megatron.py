@@ -1,0 +1,162 @@
+"""Megatron Core's own model, microbatches and distributed checkpoints with Laneway's data iterator, as far as CPUs go.
+
+Megatron puts small buffers on "the current device" and waits for it: here that is the CPU. Its attention wants random numbers of a GPU, so the model has another.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks import preload, run_ranks
+
+from laneway import Loader
+
+torch = pytest.importorskip("torch", reason="torch is not installed: the adapter for Megatron Core was not tried")
+pytest.importorskip("megatron.core", reason="megatron-core is not installed: the adapter for it was not tried")
+
+preload("laneway.integrations.megatron", "megatron.core.models.gpt.gpt_model")
+EACH = 2  # steps of a stage
+
+
+def start(ranks: int, global_batch: int = 8, micro_batch: int = 1) -> None:
+    """What a program that uses Megatron Core does first, and what lets it run on a CPU."""
+    torch.cuda.current_device, torch.cuda.synchronize = lambda: torch.device("cpu"), lambda *_: None
+    from megatron.core import num_microbatches_calculator, parallel_state
+
+    parallel_state.initialize_model_parallel(create_gloo_process_groups=True)
+    num_microbatches_calculator.init_num_microbatches_calculator(0, None, global_batch, micro_batch, ranks)
+
+
+class CpuAttention(torch.nn.Module):
+    """In the place of Megatron's. Queries are length × batch × heads × width."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+
+    def forward(self, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any) -> Any:
+        q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=~attention_mask)
+        return out.permute(2, 0, 1, 3).flatten(2)
+
+
+def make_model() -> Any:
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    torch.manual_seed(0)
+    sizes = {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "attention_dropout": 0.0, "hidden_dropout": 0.0}
+    spec = get_gpt_layer_local_spec()
+    spec.submodules.self_attention.submodules.core_attention = CpuAttention
+    config = TransformerConfig(use_cpu_initialization=True, pipeline_dtype=torch.float32, **sizes)
+    return GPTModel(config=config, transformer_layer_spec=spec, vocab_size=512, max_sequence_length=32)
+
+
+def train(rank: int, ranks: int, recipe: str, folder: str, stage: int) -> dict[str, Any]:
+    """Some steps of Megatron's model, from the last stage's checkpoint if there is one; the rows that it was given, and the losses."""
+    import torch.distributed as dist
+    from megatron.core import dist_checkpointing, num_microbatches_calculator
+
+    from laneway.integrations.megatron import DataIterator
+
+    start(ranks)
+    model, data = make_model(), DataIterator(recipe, attention_mask=True)
+    if stage:
+        last = dist_checkpointing.load({"model": model.sharded_state_dict(), "data": data.sharded_state_dict()}, f"{folder}/{stage - 1}")
+        model.load_state_dict(last["model"])
+        data.load_state_dict(last["data"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    rows, losses = [], []
+    for _ in range(EACH):
+        sums = torch.zeros(2)
+        for _ in range(num_microbatches_calculator.get_num_microbatches()):
+            batch = next(data)
+            rows.append([batch["tokens"].tolist(), batch["labels"].tolist(), batch["loss_mask"].tolist()])
+            loss = model(batch["tokens"], batch["position_ids"], batch["attention_mask"], labels=batch["labels"])
+            summed = (loss * batch["loss_mask"]).sum()
+            summed.backward()
+            sums += torch.stack([summed.detach(), batch["loss_mask"].sum()])
+        dist.all_reduce(sums)
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= sums[1]
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append((sums[0] / sums[1]).item())
+    Path(folder, str(stage)).mkdir(parents=True, exist_ok=True)
+    dist.barrier()
+    dist_checkpointing.save({"model": model.sharded_state_dict(), "data": data.sharded_state_dict()}, f"{folder}/{stage}")
+    return {"rows": rows, "losses": losses}
+
+
+def test_a_run_on_two_then_one_then_four_ranks_takes_the_same_batches_through_megatrons_checkpoints(lanes: Path, tmp_path: Path) -> None:
+    expected, losses = Loader(lanes), []
+    for stage, ranks in enumerate((2, 1, 4)):
+        found = run_ranks(train, ranks, tmp_path / f"on-{ranks}", str(lanes), str(tmp_path / "checkpoints"), stage)
+        each = len(found[0]["rows"]) // EACH
+        for step in range(EACH):
+            batch = next(expected)
+            taken = [rank["rows"][at] for rank in found for at in range(step * each, (step + 1) * each)]
+            assert [row for tokens, _, _ in taken for row in tokens] == batch.input_ids.tolist(), f"step {batch.step} on {ranks} ranks"
+            labels, counts = torch.tensor([row for _, labels, _ in taken for row in labels]), torch.tensor([row for _, _, mask in taken for row in mask]) == 1
+            assert torch.equal(torch.where(counts, labels, -100), batch.labels)
+        losses += found[0]["losses"]
+    assert len(losses) == 3 * EACH and losses[-1] < losses[0]
+
+
+def look(rank: int, ranks: int, recipe: str) -> list[Any]:
+    from laneway.integrations.megatron import DataIterator
+
+    start(ranks, micro_batch=8)
+    batch = next(DataIterator(recipe, attention_mask=True))
+    return [batch["attention_mask"].squeeze(1).tolist(), batch["position_ids"].tolist()]
+
+
+def test_the_attention_mask_keeps_documents_apart(lanes: Path, tmp_path: Path) -> None:
+    ((masks, positions),) = run_ranks(look, 1, tmp_path / "look", str(lanes))
+    batch = next(Loader(lanes))
+    for mask, places, segments in zip(masks, positions, batch.segment_ids.tolist(), strict=True):
+        for i, row in enumerate(mask):
+            assert [not hidden for hidden in row] == [j <= i and segments[j] == segments[i] for j in range(len(row))]
+            assert places[i] == i - segments.index(segments[i])
+
+
+def refused(rank: int, ranks: int, recipe: str, global_batch: int, micro_batch: int) -> str:
+    from laneway.integrations.megatron import DataIterator
+
+    start(ranks, global_batch, micro_batch)
+    try:
+        DataIterator(recipe)
+    except ValueError as error:
+        return str(error)
+    return "not refused"
+
+
+@pytest.mark.parametrize(
+    ("global_batch", "micro_batch", "message"),
+    [(16, 1, "the number of microbatches is 16: set it to 8"), (9, 3, "microbatch_size 3 does not divide the 8 rows")],
+)
+def test_microbatches_that_are_not_the_recipes_are_named(lanes: Path, tmp_path: Path, global_batch: int, micro_batch: int, message: str) -> None:
+    (said,) = run_ranks(refused, 1, tmp_path / "refused", str(lanes), global_batch, micro_batch)
+    assert message in said
+
+
+def test_a_checkpoint_within_a_step_is_refused(lanes: Path, tmp_path: Path) -> None:
+    (said,) = run_ranks(within, 1, tmp_path / "within", str(lanes))
+    assert "within step 0: take all of a step's microbatches first" in said
+
+
+def within(rank: int, ranks: int, recipe: str) -> str:
+    from laneway.integrations.megatron import DataIterator
+
+    start(ranks)
+    data = DataIterator(recipe)
+    next(data)
+    try:
+        data.sharded_state_dict()
+    except ValueError as error:
+        return str(error)
+    return "not refused"
