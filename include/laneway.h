@@ -167,6 +167,11 @@ lw_status lw_log_set_callback(lw_log_fn callback, void *user, void (*drop)(void 
  *
  * The tensors of one sample: their names, shapes and dtypes, and where each lies in the sample's bytes. Tensors lie in
  * the order given, each starts at a multiple of 64 bytes, row-major without strides; the tail is not padded.
+ *
+ * A *ragged* dimension has its own length in every sample, up to a maximum that slots have room for. In JSON it is written `"seq<=2048"`;
+ * all dimensions of one name have one length. A ragged tensor starts where it would with all dimensions at their maximum, and lies there
+ * row-major in its true shape; the rest of its place is zero. Behind the last tensor, at a multiple of 64 bytes, lie the true shapes of
+ * the ragged tensors in order: `ndim` little-endian `int64_t` each.
  */
 
 // Element types.
@@ -220,11 +225,11 @@ typedef struct {
 typedef struct {
     // The first element.
     void *data;
-    // `ndim` sizes, outermost first.
+    // `ndim` sizes, outermost first; of a ragged tensor in a sample the true ones.
     const int64_t *shape;
     // NUL-terminated UTF-8.
     const char *name;
-    // Bytes at `data`.
+    // Bytes at `data`: those of the shape.
     uint64_t nbytes;
     // Number of dimensions.
     int32_t ndim;
@@ -236,11 +241,14 @@ typedef struct {
     int32_t device_id;
 } lw_tensor;
 
-// Makes a layout of `count` tensors. On success `*out` is the caller's: free it with `lw_layout_free`. Any thread.
+// Makes a layout of `count` tensors of fixed shape, of whose values nothing is asked; `lw_layout_from_json` makes the others. On success
+// `*out` is the caller's: free it with `lw_layout_free`. Any thread.
 LW_MUST_USE lw_status lw_layout_new(const lw_tensor_spec *specs, size_t count, lw_layout **out);
 
-// Makes a layout from `{"specs": [{"name": "x", "shape": [3, 224], "dtype": "float32"}, …]}`: `len` bytes of UTF-8.
-// Unknown fields are errors. On success `*out` is the caller's: free it with `lw_layout_free`. Any thread.
+// Makes a layout from `{"specs": [{"name": "x", "shape": [3, 224], "dtype": "float32"}, …]}`: `len` bytes of UTF-8. A size may be a name
+// and a maximum, `"seq<=2048"`: a ragged dimension. `"finite": true` asks for finite values of a float type, `"min"` and `"max"` for
+// values of an integer type from one to the other: what a worker commits is checked. Unknown fields are errors. On success `*out` is the
+// caller's: free it with `lw_layout_free`. Any thread.
 LW_MUST_USE lw_status lw_layout_from_json(const char *text, size_t len, lw_layout **out);
 
 // Writes the layout as `lw_layout_from_json` reads it, NUL-terminated, into `buffer`; equal layouts give equal text.
@@ -253,21 +261,28 @@ uint64_t lw_layout_nbytes(const lw_layout *layout);
 // Number of tensors; 0 if `layout` is NULL. Any thread.
 size_t lw_layout_count(const lw_layout *layout);
 
-// Describes tensor `index`: `*tensor` with `data` NULL, and its byte offset in a sample (`offset` may be NULL). The
-// shape and name belong to the layout and are valid until it is freed. Any thread.
+// Describes tensor `index`: `*tensor` with `data` NULL, ragged dimensions at their maximum, and its byte offset in a sample (`offset` may
+// be NULL). The shape and name belong to the layout and are valid until it is freed. Any thread.
 LW_MUST_USE lw_status lw_layout_tensor(const lw_layout *layout, size_t index, lw_tensor *tensor, uint64_t *offset);
 
 // Finds the tensor of that NUL-terminated name; `LW_NOT_FOUND` if there is none. Any thread.
 LW_MUST_USE lw_status lw_layout_find(const lw_layout *layout, const char *name, size_t *index);
 
-// Copies tensors into a sample of `lw_layout_nbytes` bytes at `out` (`capacity` must be at least that); bytes between
-// tensors become 0. `tensors` holds each tensor of the layout once, matched by name, or, where `name` is NULL, by
-// position. Dtype, shape and `nbytes` must be the layout's. Tensors must not overlap `out`. Any thread.
+// Copies tensors into a sample of `lw_layout_nbytes` bytes at `out` (`capacity` must be at least that); bytes between tensors become 0.
+// `tensors` holds each tensor of the layout once, matched by name, or, where `name` is NULL, by position. Dtype, shape and `nbytes` must
+// be the layout's; the shapes of ragged tensors give the sample its lengths. Values are not looked at: a worker's commit does that.
+// Tensors must not overlap `out`. Any thread.
 LW_MUST_USE lw_status lw_layout_encode(const lw_layout *layout, const lw_tensor *tensors, size_t count, void *out, size_t capacity);
 
-// Fills `tensors[0 … count-1]`, where `count` is that of the layout, with views of the sample of `len` bytes at `data`.
-// Nothing is copied: the views are as long-lived and as writable as `data`; shapes and names belong to the layout. Any thread.
-LW_MUST_USE lw_status lw_layout_decode(const lw_layout *layout, const void *data, size_t len, lw_tensor *tensors, size_t count);
+// Fills `tensors[0 … count-1]`, where `count` is that of the layout, with views of the sample of `len` bytes at `data`. Nothing is copied:
+// the views are as long-lived and as writable as `data`. Names belong to the layout, and shapes too, but those of ragged tensors, which
+// are the sample's own and lie in `data` (which must then be aligned to 8 bytes); `LW_CORRUPT` if they are wrong. Any thread.
+LW_MUST_USE
+lw_status lw_layout_decode(const lw_layout *layout,
+                           const void *data,
+                           size_t len,
+                           lw_tensor *tensors,
+                           size_t count);
 
 // Frees a layout made by `lw_layout_new` or `lw_layout_from_json`; NULL is allowed. Students and workers that were
 // opened with it have their own copy. Not while another thread uses it.
@@ -550,8 +565,9 @@ LW_MUST_USE lw_status lw_student_retain(const lw_student *student, const lw_samp
 // held is an error (`LW_INVALID_ARGUMENT`) that names it; the others are released all the same.
 LW_MUST_USE lw_status lw_student_release(const lw_student *student, const lw_sample *samples, size_t count, void *stream);
 
-// Describes tensor `index` of a held sample: a view, not to be written, as long-lived as the sample's reference. Shape and
-// name belong to the student.
+// Describes tensor `index` of a held sample: a view, not to be written, as long-lived as the sample's reference. Shape and name belong to
+// the student; the shape of a ragged tensor is the sample's true one and lies in its memory. `LW_CORRUPT`: the shape is beyond its
+// maximum.
 LW_MUST_USE lw_status lw_student_tensor(const lw_student *student, const lw_sample *sample, size_t index, lw_tensor *tensor);
 
 // Exports tensor `index` of a held sample as a DLPack (1.0) tensor, flagged read-only, that holds a reference of its own: the sample may be
@@ -572,11 +588,9 @@ uint64_t lw_student_lane(const lw_student *student);
 // The step of the next sample that `lw_student_next` hands out in ticket order; 0 for NULL.
 uint64_t lw_student_cursor(const lw_student *student);
 
-// Goes back: samples from `step` on, which is at most `lw_student_cursor`, count as not handed out, and are made anew by the current model. For loaders that threw
-// away what they had. What is held stays held.
-LW_MUST_USE
-lw_status lw_student_rewind(const lw_student *student,
-                            uint64_t step);
+// Goes back: samples from `step` on, which is at most `lw_student_cursor`, count as not handed out, and are made anew by the current
+// model. For loaders that threw away what they had. What is held stays held.
+LW_MUST_USE lw_status lw_student_rewind(const lw_student *student, uint64_t step);
 
 // Writes what the student is registered as, one JSON object (`{"group": "default", "host": "…", "lane": 0, "session": 123}`), NUL-terminated, into
 // `buffer`. `*len` becomes its length without the NUL; `capacity` 0 only asks for it.
@@ -693,7 +707,9 @@ LW_MUST_USE lw_status lw_worker_open(const lw_worker_options *options, int64_t d
 // `LW_INTERRUPTED`, `LW_FORKED`.
 LW_MUST_USE lw_status lw_worker_take(const lw_worker *worker, int64_t deadline, lw_task *tasks, size_t max, size_t *count);
 
-// Describes tensor `index` of an open task: a writable view, valid while the task is open. Shape and name belong to the worker.
+// Describes tensor `index` of an open task: a writable view, valid while the task is open. Shape and name belong to the worker; the shape
+// of a ragged tensor lies in the task's memory, and its lengths must have been set (`lw_worker_set_length`, or by writing the sample with
+// `lw_layout_encode`).
 LW_MUST_USE lw_status lw_worker_tensor(const lw_worker *worker, const lw_task *task, size_t index, lw_tensor *tensor);
 
 // Describes tensor `index` of what an open task's ticket carries: a view, not to be written, valid while the task is open. Shape and name belong to
@@ -1425,56 +1441,7 @@ LW_MUST_USE lw_status lw_loader_save_json(const lw_loader *loader, char *buffer,
 // stays where it was.
 LW_MUST_USE lw_status lw_loader_load(const lw_loader *loader, const lw_state *states, size_t count);
 
-/* ==== rows ==========================================================================================================
- *
- * Rows by ticket: row `step` of any lane of a recipe, in any order of asking, the same bytes as a loader's. With it a
- * worker makes its own inputs, so that only tickets travel.
- */
-
-// Any row of a recipe. All functions but `lw_rows_free` may be called by any number of threads at once; they take turns.
-typedef struct lw_rows lw_rows;
-
-// Names a row: a lane of the recipe, and the number of the row there in the order of delivery.
-typedef struct {
-    // The lane.
-    uint64_t lane;
-    // The row's number, from 0.
-    uint64_t step;
-} lw_ticket;
-
-// Opens the recipe's datasets and its tokenizer, as `lw_loader_open` does with the same `options`, of which those that
-// choose a rank's part must be at their defaults. On success `*out` is the caller's: free it with `lw_rows_free`. Any
-// thread.
-LW_MUST_USE lw_status lw_rows_open(const lw_recipe *recipe, const lw_loader_options *options, lw_rows **out);
-
-// The rows of `count` tickets as one batch, in their order; its `step` is that of the first. Rows of one lane in rising
-// order are cheapest; going back makes some rows again. `*out` is then the caller's: `lw_batch_release`. `LW_TIMEOUT`:
-// call again with the same. A lane or a row that the recipe does not have is `LW_INVALID_ARGUMENT`. Also `LW_DATA`, as
-// `lw_loader_next`, `LW_INTERRUPTED`, `LW_FORKED`.
-LW_MUST_USE lw_status lw_rows_get(const lw_rows *rows, const lw_ticket *tickets, size_t count, int64_t deadline, lw_batch **out);
-
-// The same for open tasks of a worker, all of one generation: the rows that their tickets name in the run that they are
-// of. Where the student is a loader, weights that were set during its run are followed, and a recipe or data other than
-// the loader's are refused, by the name of what differs (`LW_REFUSED`).
-LW_MUST_USE
-lw_status lw_rows_of_tasks(const lw_rows *rows,
-                           const lw_worker *worker,
-                           const lw_task *tasks,
-                           size_t count,
-                           int64_t deadline,
-                           lw_batch **out);
-
-// Dataset `index`, in the recipe's order, as `lw_loader_dataset`; NULL if there is none, or for NULL. Valid until `lw_rows_free`,
-// not to be freed. Any thread.
-const lw_dataset *lw_rows_dataset(const lw_rows *rows, size_t index);
-
-// Ends an indexing or counting that is going on, or else the next call, with `LW_INTERRUPTED`. NULL is allowed. Any
-// thread; safe in a signal handler.
-void lw_rows_cancel(const lw_rows *rows);
-
-// Frees the handle; NULL is allowed. Not while another thread uses it. Batches stay valid.
-void lw_rows_free(lw_rows *rows);
-
+/* ==== rows ===================================================================================================
 #ifdef __cplusplus
 }
 #endif
