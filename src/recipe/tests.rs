@@ -174,6 +174,7 @@ fn a_change_of_any_option_differs_in_the_field_of_its_name() {
         ("max_length = 2048", "max_length = 2047", "pack.max_length"),
         ("algorithm = \"best_fit_wrap\"", "algorithm = \"wrap\"", "pack.algorithm"),
         ("candidate_pool_size = 16", "candidate_pool_size = 17", "pack.candidate_pool_size"),
+        ("max_sequences_per_bin = 9", "max_sequences_per_bin = 8", "pack.max_sequences_per_bin"),
         ("pad_token_id = 7", "pad_token_id = 8", "pack.pad_token_id"),
         ("homogeneity = \"group\"\ngroups = { all = [\"wiki\", \"news of \\\"today\\\"\"] }", "homogeneity = \"full\"", "pack.homogeneity"),
         ("groups = { all", "groups = { none", "pack.groups"),
@@ -194,7 +195,13 @@ fn a_change_of_any_option_differs_in_the_field_of_its_name() {
     }
     // Bins are a field of those algorithms only that have them.
     let fit = |bins: &str| Recipe::parse(&FULL.replace("best_fit_wrap", "best_fit").replace("num_bins = 32", bins), None).unwrap().fields();
-    assert_eq!(difference(&fit("num_bins = 32"), &fit("num_bins = 33")).map(|d| d.0), Some("pack.num_bins"));
+    for (changed, field) in [
+        ("num_bins = 33", "pack.num_bins"),
+        ("num_bins = 32\nmin_sequence_length = 3", "pack.min_sequence_length"),
+        ("num_bins = 32\nflush_strategy = \"fullest\"", "pack.flush_strategy"),
+    ] {
+        assert_eq!(difference(&fit("num_bins = 32"), &fit(changed)).map(|d| d.0), Some(field));
+    }
     let mut fields: Vec<String> = base.fields().into_iter().map(|(name, _)| name).filter(|n| !n.starts_with("dataset.news")).collect();
     fields.retain(|name| !changes.iter().any(|(_, _, field)| field == name));
     assert!(fields.is_empty(), "no change of {fields:?} is tried");
