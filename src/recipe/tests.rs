@@ -207,6 +207,11 @@ fn a_change_of_any_option_differs_in_the_field_of_its_name() {
         ("[[0, 128], [1000, 256]]", "[[0, 128], [999, 256]]", "batch.global_batch"),
         ("lanes = 64", "lanes = 32", "batch.lanes"),
         ("tail = \"drop\"", "tail = \"pad\"", "batch.tail"),
+        ("teacher \\\"a\\\"", "teacher \\\"b\\\"", "generate.model_id"),
+        ("layer = 3", "layer = 4", "generate.model_cfg"),
+        ("shape = [4, 2]", "shape = [4, 3]", "generate.layout"),
+        ("batch_size = 3", "batch_size = 4", "generate.batch_size"),
+        ("input = \"ticket\"", "input = \"tokens\"", "generate.input"),
     ];
     for (from, to, field) in changes {
         let changed = if field == "datasets" { FULL.replace(from, to) } else { FULL.replacen(from, to, 1) };
