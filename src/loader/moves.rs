@@ -79,12 +79,12 @@ impl Loader {
     /// Goes to the beginning of the run that a checkpoint is of: with the weights that were set during it.
     pub(super) fn begin_as(&mut self, checkpoint: &Checkpoint) -> Result<()> {
         let paths: Vec<Vec<String>> = self.parts.sources.iter().map(|s| s.paths.clone()).collect();
-        checkpoint.meta.check(&self.meta(), &paths)?;
+        checkpoint.meta.check(&self.meta(self.step, self.microbatch), &paths)?;
         self.mixture = checkpoint.meta.mixture.clone();
         self.plan = Arc::new(run_plan(&self.parts, &self.sources, &self.windows, &self.schedule, &self.mixture)?);
         self.stop();
         self.finite = None;
-        self.marks = self.rank.lanes.clone().map(|lane| (self.plan.first_anchor(lane), 0)).collect();
+        self.marks = self.rank.lanes.clone().map(|lane| Ok((self.plan.first_anchor(lane)?, 0))).collect::<Result<_>>()?;
         (self.step, self.microbatch) = (0, 0);
         Ok(())
     }
