@@ -40,6 +40,8 @@ pub mod function;
 
 pub mod operator;
 
+pub mod generate;
+
 pub mod loader;
 
 pub mod server;
@@ -47,6 +49,8 @@ pub mod server;
 pub mod connect;
 
 pub mod state;
+
+pub mod rows;
 
 mod callback_medium;
 mod dlpack;

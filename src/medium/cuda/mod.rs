@@ -103,7 +103,7 @@ impl Block {
     }
 
     /// Bytes in use.
-    pub fn len(&self) -> usize {
+    pub fn size(&self) -> usize {
         self.len
     }
 
