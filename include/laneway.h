@@ -296,6 +296,15 @@ void lw_layout_free(lw_layout *layout);
  * and media of one's own are chosen by handing a medium to `lw_student_open`.
  */
 
+// What is done where CUDA is not to be had: no driver, no such device, or one that refuses.
+typedef int32_t lw_fallback;
+enum {
+    // `lw_student_open` fails with the reason (`LW_UNSUPPORTED`, `LW_NOT_FOUND`).
+    LW_FALLBACK_NONE = 0,
+    // Shared memory is used instead, and the log says so with the reason.
+    LW_FALLBACK_SHM = 1,
+};
+
 // The choice of a medium for one student. Any number of threads may use it at once.
 typedef struct lw_medium lw_medium;
 
@@ -582,7 +591,8 @@ LW_MUST_USE lw_status lw_student_retain(const lw_student *student, const lw_samp
 
 // Releases one reference to each of `count` samples. A sample whose last reference goes must not be read any more.
 // `stream` is NULL, or, for samples on a device, the stream on which reading them is queued (a `CUstream` or `cudaStream_t` of that device, or
-// `LW_STREAM_LEGACY`, `LW_STREAM_PER_THREAD`): a slot is used again only once that is done, and this does not wait for it. A sample that is not
+// `LW_STREAM_LEGACY`, `LW_STREAM_PER_THREAD`): a slot is used again only once that is done, and this does not wait for it. NULL stands for all that this
+// process has queued on the device so far. A sample that is not
 // held is an error (`LW_INVALID_ARGUMENT`) that names it; the others are released all the same. A stream for samples in host
 // memory is `LW_UNSUPPORTED`, and nothing is released.
 LW_MUST_USE
@@ -663,6 +673,12 @@ void lw_student_free(lw_student *student);
  * task alone (model, lane, step, seed), so that another worker can make the same again.
  */
 
+// In `device` of `lw_worker_options`: tasks' memory is the host's, always, and the library copies to the student's device.
+#define LW_MAKE_IN_HOST_MEMORY -1
+
+// In `device` of `lw_worker_options`: tasks' memory is the student's own, on its device, and nothing is copied.
+#define LW_MAKE_ON_STUDENTS_DEVICE -2
+
 // A worker. All functions but `lw_worker_free` may be called by any number of threads at once; calls of `lw_worker_take`
 // queue up behind each other.
 typedef struct lw_worker lw_worker;
@@ -690,8 +706,8 @@ typedef struct {
     uint32_t batch_size;
     // How long to spin before sleeping, in microseconds. Default `LW_SPIN_ADAPTIVE`.
     uint32_t spin_us;
-    // The CUDA device, as this process numbers it, on which its samples are made for students whose medium is "cuda"; −1 (the default): the
-    // student's own, where they are written without a copy.
+    // Where samples are made for students whose medium is "cuda": the number of a CUDA device in this process, `LW_MAKE_ON_STUDENTS_DEVICE`, or
+    // `LW_MAKE_IN_HOST_MEMORY` (the default). Students in host memory have them made there in any case.
     int32_t device;
     // Zero.
     uint32_t reserved;
@@ -732,8 +748,8 @@ typedef struct {
 
 // Makes `count` samples of one student and one generation: fills `tasks[i].data`. `lengths[i]` is the sample's length in
 // bytes, set to that of the whole layout before the call. Returns 0 to commit them; anything else fails them all, with the text given to
-// `lw_set_last_error`. Runs on the thread that called `lw_worker_run`. Must not throw. Tasks on a device are complete when it returns: it waits for its
-// streams itself.
+// `lw_set_last_error`. Runs on the thread that called `lw_worker_run`. Must not throw. All that was queued
+// on the device of tasks on one is waited for then.
 typedef int32_t (*lw_fill_fn)(void *user, const lw_task *tasks, size_t *lengths, size_t count);
 
 // Sets `struct_size` and the defaults. NULL is allowed.

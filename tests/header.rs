@@ -15,7 +15,7 @@ const TOP: &str = include_str!("header/top.h");
 const BOTTOM: &str = "\n#ifdef __cplusplus\n}\n#endif\n\n#endif /* LANEWAY_H */\n";
 
 /// Items that nobody's signature mentions, because they cross as int32_t.
-const FREE_ENUMS: [&str; 5] = ["lw_status", "lw_log_level", "lw_dtype", "lw_device", "lw_role"];
+const FREE_ENUMS: [&str; 6] = ["lw_status", "lw_log_level", "lw_dtype", "lw_device", "lw_fallback", "lw_role"];
 
 fn section(root: &Path, noun: &str) -> String {
     let path = root.join(format!("src/capi/{noun}.rs"));
