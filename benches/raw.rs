@@ -77,7 +77,7 @@ fn measure(mode: &str, bytes: u64, length: Duration) -> String {
     let mut options = StudentOptions::new(endpoints, numbering, Arc::new(layout(bytes)));
     (options.slot_count, options.prefetch, options.spin_us) = (2 * (AHEAD + 1), prefetch, SPIN_US);
     let student = Student::open(options, soon()).unwrap();
-    student.set_model(Model { id: "m".into(), config: None }, soon()).unwrap();
+    student.set_model(Model { id: "m".into(), config: None, run: None }, soon()).unwrap();
     let me = std::env::current_exe().unwrap();
     let worker = Command::new(me).args(["--work", dir.to_str().unwrap(), &bytes.to_string(), &batch.to_string()]).spawn().unwrap();
     let worker = WorkerProcess(worker);

@@ -59,7 +59,7 @@ AT(lw_broker_options, struct_size, 0);
 AT(lw_broker_options, endpoints, 8);
 AT(lw_broker_options, exit_when_idle_ms, 40);
 
-SIZE(lw_student_options, 120);
+SIZE(lw_student_options, 128);
 AT(lw_student_options, struct_size, 0);
 AT(lw_student_options, endpoints, 8);
 AT(lw_student_options, group, 40);
@@ -78,6 +78,7 @@ AT(lw_student_options, max_attempts, 104);
 AT(lw_student_options, spin_us, 108);
 AT(lw_student_options, arrival_order, 112);
 AT(lw_student_options, embedded_broker, 116);
+AT(lw_student_options, input, 120);
 
 SIZE(lw_sample, 72);
 AT(lw_sample, data, 0);
@@ -211,7 +212,19 @@ AT(lw_operator_table, flush, 56);
 AT(lw_operator_table, save, 64);
 AT(lw_operator_table, load, 72);
 
-SIZE(lw_loader_options, 112);
+SIZE(lw_generate_options, 80);
+AT(lw_generate_options, struct_size, 0);
+AT(lw_generate_options, endpoints, 8);
+AT(lw_generate_options, group, 40);
+AT(lw_generate_options, connect_ms, 48);
+AT(lw_generate_options, window, 56);
+AT(lw_generate_options, max_workers, 60);
+AT(lw_generate_options, max_attempts, 64);
+AT(lw_generate_options, spin_us, 68);
+AT(lw_generate_options, embedded_broker, 72);
+AT(lw_generate_options, rows_only, 76);
+
+SIZE(lw_loader_options, 120);
 AT(lw_loader_options, struct_size, 0);
 AT(lw_loader_options, rank, 8);
 AT(lw_loader_options, ranks, 12);
@@ -228,6 +241,11 @@ AT(lw_loader_options, progress, 80);
 AT(lw_loader_options, progress_user, 88);
 AT(lw_loader_options, operators, 96);
 AT(lw_loader_options, operator_count, 104);
+AT(lw_loader_options, generate, 112);
+
+SIZE(lw_ticket, 16);
+AT(lw_ticket, lane, 0);
+AT(lw_ticket, step, 8);
 
 SIZE(lw_state, 16);
 AT(lw_state, data, 0);

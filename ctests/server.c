@@ -181,7 +181,7 @@ static void wrong_options_are_named(void) {
 #define WRONG(change, status, words)                       \
   options = plain, options.name = "w", change;             \
   FAILS(lw_server_start(recipe, &options, &server), status, words)
-  WRONG(options.struct_size = 3, LW_INVALID_ARGUMENT, "struct_size");
+  WRONG(options.struct_size = 3, LW_ABI_MISMATCH, "struct_size 48");
   WRONG(options.name = "a b", LW_INVALID_ARGUMENT, "letters");
   WRONG(options.name = "", LW_INVALID_ARGUMENT, "letters");
   WRONG(options.slots = 33, LW_INVALID_ARGUMENT, "slots 33");

@@ -535,6 +535,8 @@ typedef struct {
     int32_t arrival_order;
     // 1: start the `laneway broker` program if no broker answers; it ends when its last student and worker have gone. Default 0.
     int32_t embedded_broker;
+    // The tensors that each ticket carries for its worker, given by `lw_student_give`. NULL (the default): none.
+    const lw_layout *input;
 } lw_student_options;
 
 // One sample: a plain value that may be copied; what counts are its references.
@@ -579,6 +581,11 @@ lw_status lw_student_set_model(const lw_student *student,
                                size_t config_len,
                                int64_t deadline,
                                uint64_t *generation);
+
+// Gives the inputs of the next `count` tickets, in their order: `nbytes` bytes each, one behind the other, as the layout in
+// `options.input` says. They are copied. A ticket is opened once its input was given; one that is made again keeps its
+// input; after `lw_student_rewind` they are given again from there.
+LW_MUST_USE lw_status lw_student_give(const lw_student *student, const void *data, size_t nbytes, size_t count);
 
 // Waits until `deadline` for the next sample, then takes it and those that are ready behind it, `max` at most. `*count`
 // samples at `samples` are then the caller's, each with one reference. `LW_TIMEOUT`: nothing was lost, the ticket stays open for the
@@ -773,6 +780,18 @@ LW_MUST_USE lw_status lw_worker_tensor(const lw_worker *worker, const lw_task *t
 // most its maximum. Each must be set before the views of its tensors are asked for, and before the commit. May be set again; what was
 // written is then to be written anew.
 LW_MUST_USE lw_status lw_worker_set_length(const lw_worker *worker, const lw_task *task, const char *dimension, uint64_t length);
+
+// Describes tensor `index` of what an open task's ticket carries: a view, not to be written, valid while the task is open. Shape and name belong to
+// the worker. `LW_NOT_FOUND`: it carries nothing.
+LW_MUST_USE
+lw_status lw_worker_input(const lw_worker *worker,
+                          const lw_task *task,
+                          size_t index,
+                          lw_tensor *tensor);
+
+// The tensors of what an open task's ticket carries; NULL if it carries nothing, for a task that is not open, and for NULL. Valid until
+// `lw_worker_free`, not to be freed.
+const lw_layout *lw_worker_input_layout(const lw_worker *worker, const lw_task *task);
 
 // Exports tensor `index` of an open task as a DLPack (1.0) tensor to be written. Its memory stays mapped until its `deleter` is called, once, on any thread; but
 // once the task is no longer open, it is others' to write. `*out` is the caller's.
@@ -1036,6 +1055,9 @@ void lw_recipe_free(lw_recipe *recipe);
  * | `loss_mask` | bool | 1 where the label counts |
  * | `cu_seqlens` | int32 | `[segments + 1]`: where segments start in the batch laid out as one sequence, and its end; a row's padding is a segment of its own |
  *
+ * Where teachers made samples of its rows (`[generate]` in the recipe), it also has their tensors, by name: `lw_batch_layout`
+ * describes those of a row, and each is `[rows, …]`, zero in rows that are padding.
+ *
  * A tensor is written when it is first asked for. A batch is counted: `lw_batch_retain`, `lw_batch_release`.
  */
 
@@ -1105,6 +1127,10 @@ LW_MUST_USE lw_status lw_batch_describe(const lw_batch *batch, lw_batch_info *in
 // is released, like its name and shape. `LW_NOT_FOUND` lists the names. Any thread.
 LW_MUST_USE lw_status lw_batch_tensor(const lw_batch *batch, const char *name, lw_tensor *tensor);
 
+// The tensors that teachers made of each row; NULL if they made none, and for NULL. It belongs to the batch: valid until its last
+// reference is released, not to be freed. Any thread.
+const lw_layout *lw_batch_layout(const lw_batch *batch);
+
 // Exports the tensor of that name as a DLPack (1.0) tensor, flagged read-only, that holds a reference of its own. Its
 // consumer calls its `deleter` once, on any thread, also while the process ends; in a forked child that does nothing.
 // `*out` is the caller's. Any thread.
@@ -1119,7 +1145,7 @@ LW_MUST_USE lw_status lw_batch_rows(const lw_batch *batch, lw_row *rows, size_t 
 // datasets and their shards. Any thread.
 LW_MUST_USE lw_status lw_batch_segments(const lw_batch *batch, lw_segment *segments, size_t capacity, size_t *count);
 
-// Hashes of `input_ids`, `labels`, `positions` and `segment_ids` of each row that is part of the global batch, in
+// Hashes of `input_ids`, `labels`, `positions`, `segment_ids` and of what teachers made, of each row that is part of the global batch, in
 // order. `hashes` has room for `capacity`; `*count` becomes their number in any case. `capacity` 0 only asks for it.
 // Any thread.
 LW_MUST_USE lw_status lw_batch_row_hashes(const lw_batch *batch, uint64_t *hashes, size_t capacity, size_t *count);
@@ -1256,6 +1282,43 @@ LW_MUST_USE lw_status lw_pieces_release(lw_pieces *pieces, uint64_t number);
 // Describes a piece that is pushed or held; its tokens are valid until the call returns or releases it.
 LW_MUST_USE lw_status lw_pieces_get(const lw_pieces *pieces, uint64_t number, lw_piece *piece);
 
+/* ==== generate ======================================================================================================
+ *
+ * How a loader reaches the teachers of a recipe that has a `[generate]`: workers that make a sample for each row, which
+ * its batch then has as tensors. None of it changes a byte.
+ *
+ * The loader is a student of the group (one a rank, in the role `LW_ROLE_CLIENT`); it registers when its first batch is
+ * asked for. A worker makes a row's sample from its ticket (lane and number of the row): `lw_rows_of_tasks` gives it the row.
+ */
+
+// Fill it after `lw_generate_options_init`. What it points to is read during `lw_loader_open` only.
+typedef struct {
+    // `sizeof(lw_generate_options)`.
+    size_t struct_size;
+    // Where the broker is. The loader uses `frontend`, `control` and `control_pub`; `backend` only with `embedded_broker`.
+    lw_endpoints endpoints;
+    // Separates jobs on one broker; NUL-terminated UTF-8. NULL (the default): as for a student. No other student of the
+    // group may have this rank.
+    const char *group;
+    // Milliseconds that the broker may take to answer at first. Default 10,000.
+    uint64_t connect_ms;
+    // Samples in flight and held together; 0 (the default): those of the steps made ahead, as far as they fit into 1 GiB.
+    uint32_t window;
+    // Workers that can be attached at once. Default 8.
+    uint32_t max_workers;
+    // How often a row is tried, when its worker fails or dies, before `lw_loader_next` reports it. Default 3.
+    uint32_t max_attempts;
+    // How long to spin before sleeping, in microseconds. Default `LW_SPIN_ADAPTIVE`.
+    uint32_t spin_us;
+    // 1: start the `laneway broker` program if no broker answers. Default 0.
+    int32_t embedded_broker;
+    // 1: ask nobody; batches hold rows alone. Default 0.
+    int32_t rows_only;
+} lw_generate_options;
+
+// Sets `struct_size` and the defaults. NULL is allowed.
+void lw_generate_options_init(lw_generate_options *options);
+
 /* ==== loader ========================================================================================================
  *
  * A rank's part of every global batch, in order: for one recipe the same rows in the same order, byte for byte, on
@@ -1320,6 +1383,8 @@ typedef struct {
     const lw_operator_table *const *operators;
     // How many.
     size_t operator_count;
+    // How teachers are reached, where the recipe has a `[generate]`. NULL: the defaults.
+    const lw_generate_options *generate;
 } lw_loader_options;
 
 // Sets `struct_size` and the defaults. NULL is allowed.
@@ -1333,9 +1398,13 @@ LW_MUST_USE lw_status lw_loader_open(const lw_recipe *recipe, const lw_loader_op
 // Waits until `deadline` for the next batch. `*out` is then the caller's (`lw_batch_release`), or NULL after the last
 // batch of a stream that ends; such a stream is counted first, by the first call that needs it, whatever the deadline
 // (see `lw_loader_steps`). `LW_TIMEOUT`: nothing was lost, call again. `LW_DATA`: a document, a file or a user's
-// function failed, and the message names it. Also `LW_INTERRUPTED`, `LW_CLOSED`, `LW_FORKED`. A signal alone does not
+// function failed, and the message names it. `LW_TASK_FAILED`: a row was given up by the teachers, and the message names it and
+// its documents and carries the worker's text; it stays until the loader is moved or loaded. Also `LW_INTERRUPTED`, `LW_CLOSED`, `LW_FORKED`. A signal alone does not
 // end the wait: its handler calls `lw_loader_cancel`.
-LW_MUST_USE lw_status lw_loader_next(const lw_loader *loader, int64_t deadline, lw_batch **out);
+LW_MUST_USE
+lw_status lw_loader_next(const lw_loader *loader,
+                         int64_t deadline,
+                         lw_batch **out);
 
 // Goes to the start of a step, ahead or back. Quick where the tokens of every document were counted (a stream that
 // ends; `laneway index --tokens`); otherwise the rank's lanes are run up to there, which the log says. All ranks seek
@@ -1346,6 +1415,17 @@ LW_MUST_USE lw_status lw_loader_seek(const lw_loader *loader, uint64_t step);
 // same. They hold for documents taken after the first row of the first row window at or after that step. Too early is
 // an error that names the first possible step. What was made ahead is made again. States that are saved keep it.
 LW_MUST_USE lw_status lw_loader_set_mixture(const lw_loader *loader, const double *weights, size_t count, uint64_t from_step);
+
+// Has teachers make the rows from `from_step` on with another model, for recipes with a `[generate]`; every rank sets
+// the same, and rank 0 tells the workers. `model_id` is UTF-8 of any size, `model_cfg` a JSON object or NULL. Too early is
+// an error that names the first possible step. What was made ahead is made again. States that are saved keep it.
+LW_MUST_USE
+lw_status lw_loader_set_model(const lw_loader *loader,
+                              const char *model_id,
+                              size_t model_id_len,
+                              const char *model_cfg,
+                              size_t model_cfg_len,
+                              uint64_t from_step);
 
 // How many steps the stream has; `LW_ENDLESS` if it does not end. One that ends is counted first, unless the cache
 // has the counts: all documents are read and tokenized once.
@@ -1377,9 +1457,13 @@ LW_MUST_USE lw_status lw_loader_explain(const lw_loader *loader, char *buffer, s
 // delivered and `waited_ns` for them, `bytes_read` for documents, `tokenizer` (the engine in use, and why). Since it
 // was opened, loaded or moved, over the rank's lanes, what was made ahead included: `documents`, `tokens`, `rows`,
 // `epoch` (the lowest), `truncated_tokens`, and documents left out: `empty`, `filtered`, `skipped`, `dropped` (of
-// `dropped_tokens`). `*len` becomes its length without the NUL; `capacity` 0 only asks for it. They may grow between
+// `dropped_tokens`). `generate`: what `lw_student_stats` says of the student that asks the teachers, or null. `*len` becomes its length without the NUL; `capacity` 0 only asks for it. They may grow between
 // two calls.
-LW_MUST_USE lw_status lw_loader_stats(const lw_loader *loader, char *buffer, size_t capacity, size_t *len);
+LW_MUST_USE
+lw_status lw_loader_stats(const lw_loader *loader,
+                          char *buffer,
+                          size_t capacity,
+                          size_t *len);
 
 // Writes the text of `count` token ids, special tokens spelled out (UTF-8, which may hold NULs), and a NUL, into
 // `buffer`. `*len` becomes the text's length without the NUL; `capacity` 0 only asks for it.
@@ -1402,6 +1486,56 @@ void lw_loader_close(const lw_loader *loader);
 // Closes the loader and frees the handle; NULL is allowed. Not while another thread uses it. Batches, and DLPack
 // tensors of them, stay valid.
 void lw_loader_free(lw_loader *loader);
+
+/* ==== rows ==========================================================================================================
+ *
+ * Rows by ticket: row `step` of any lane of a recipe, in any order of asking, the same bytes as a loader's. With it a
+ * worker makes its own inputs, so that only tickets travel.
+ */
+
+// Any row of a recipe. All functions but `lw_rows_free` may be called by any number of threads at once; they take turns.
+typedef struct lw_rows lw_rows;
+
+// Names a row: a lane of the recipe, and the number of the row there in the order of delivery.
+typedef struct {
+    // The lane.
+    uint64_t lane;
+    // The row's number, from 0.
+    uint64_t step;
+} lw_ticket;
+
+// Opens the recipe's datasets and its tokenizer, as `lw_loader_open` does with the same `options`, of which those that
+// choose a rank's part must be at their defaults. On success `*out` is the caller's: free it with `lw_rows_free`. Any
+// thread.
+LW_MUST_USE lw_status lw_rows_open(const lw_recipe *recipe, const lw_loader_options *options, lw_rows **out);
+
+// The rows of `count` tickets as one batch, in their order; its `step` is that of the first. Rows of one lane in rising
+// order are cheapest; going back makes some rows again. `*out` is then the caller's: `lw_batch_release`. `LW_TIMEOUT`:
+// call again with the same. A lane or a row that the recipe does not have is `LW_INVALID_ARGUMENT`. Also `LW_DATA`, as
+// `lw_loader_next`, `LW_INTERRUPTED`, `LW_FORKED`.
+LW_MUST_USE lw_status lw_rows_get(const lw_rows *rows, const lw_ticket *tickets, size_t count, int64_t deadline, lw_batch **out);
+
+// The same for open tasks of a worker, all of one generation: the rows that their tickets name in the run that they are
+// of. Where the student is a loader, weights that were set during its run are followed, and a recipe or data other than
+// the loader's are refused, by the name of what differs (`LW_REFUSED`).
+LW_MUST_USE
+lw_status lw_rows_of_tasks(const lw_rows *rows,
+                           const lw_worker *worker,
+                           const lw_task *tasks,
+                           size_t count,
+                           int64_t deadline,
+                           lw_batch **out);
+
+// Dataset `index`, in the recipe's order, as `lw_loader_dataset`; NULL if there is none, or for NULL. Valid until `lw_rows_free`,
+// not to be freed. Any thread.
+const lw_dataset *lw_rows_dataset(const lw_rows *rows, size_t index);
+
+// Ends an indexing or counting that is going on, or else the next call, with `LW_INTERRUPTED`. NULL is allowed. Any
+// thread; safe in a signal handler.
+void lw_rows_cancel(const lw_rows *rows);
+
+// Frees the handle; NULL is allowed. Not while another thread uses it. Batches stay valid.
+void lw_rows_free(lw_rows *rows);
 
 /* ==== server ========================================================================================================
  *

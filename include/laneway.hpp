@@ -155,6 +155,8 @@ class Student {
     check(lw_student_set_model(get(), id.data(), id.size(), config ? config->data() : nullptr, config ? config->size() : 0, deadline, &generation));
     return generation;
   }
+  // The inputs of the next `count` tickets, `bytes` each, one behind the other.
+  void give(const void* data, std::size_t bytes, std::size_t count = 1) const { check(lw_student_give(get(), data, bytes, count)); }
   // The next sample, nothing if the deadline passed first.
   std::optional<Sample> next(Deadline deadline) const {
     std::vector<Sample> one = next(1, deadline);
@@ -221,6 +223,12 @@ class Task {
     check(lw_worker_set_length(worker_.get(), &task_, dimension.c_str(), length));
   }
   Tensor tensor(const std::string& name) const { return tensor(layout().find(name)); }
+  // What its ticket carries, by name; not to be written: take Span<const T>.
+  Tensor input(const std::string& name) const {
+    Tensor tensor;
+    check(lw_worker_input(worker_.get(), &task_, LayoutRef(lw_worker_input_layout(worker_.get(), &task_)).find(name), &tensor));
+    return tensor;
+  }
   // Copies bytes of the host to its beginning, wherever it lies.
   void write(const void* data, std::size_t length) const { check(lw_worker_write(worker_.get(), &task_, data, length)); }
   // A DLPack tensor to be written; whoever takes it calls its deleter.

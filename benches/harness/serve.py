@@ -67,6 +67,7 @@ def serve(
     give_back: Callable[[], object] | None = None,
     ahead: int = 0,
     state: Callable[[], dict[str, Any]] = dict,
+    between: bool = False,
 ) -> None:
     """Says that it is ready, then obeys until stdin ends.
 
@@ -76,11 +77,20 @@ def serve(
         ahead: most samples that may lie ready before a window begins. So many are taken first and not counted.
         give_back: what is to be done with the samples afterwards. It counts for the rate and for CPU, not for p50 and p99.
         state: what else there is to tell, answered to ``{"state": true}``.
+        between: whether CPU counts from the end of the window before, for those that make far more ahead than could be taken first.
     """
     say({"pids": pids})
+    last = {role: process_cpu(pid) for role, pid in pids.items()} if between else None
     for line in sys.stdin:
         command = json.loads(line)
-        say(state() if "state" in command else _window(pids, take, give_back, ahead, command) | {"peak_kib": peak_kib()})
+        if "state" in command:
+            say(state())
+            continue
+        answer = _window(pids, take, give_back, ahead, command)
+        if last is not None:
+            now = {role: process_cpu(pid) for role, pid in pids.items()}
+            answer["cpu_s"], last = {role: now[role] - last[role] for role in pids}, now
+        say(answer | {"peak_kib": peak_kib()})
 
 
 def _window(

@@ -61,7 +61,7 @@ def main() -> None:
         return int(next(batches)["ids"].size)
 
     take()
-    serve({"loader": os.getpid(), **children()}, take)
+    serve({"loader": os.getpid(), **children()}, take, between=True)
     os._exit(0)
 
 

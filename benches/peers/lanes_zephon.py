@@ -40,7 +40,7 @@ def main() -> None:
         return int(next(batches).to_training()["input_ids"].numel())
 
     take()
-    serve({"loader": os.getpid(), **children()}, take)
+    serve({"loader": os.getpid(), **children()}, take, between=True)
     os._exit(0)
 
 

@@ -28,7 +28,7 @@ fn main() -> Result<()> {
     let mut options = StudentOptions::new(Endpoints::default()?, leader, layout.clone());
     (options.prefetch, options.embedded_broker) = (6, true);
     let student = Student::open(options, soon())?;
-    student.set_model(Model { id: "linear".into(), config: None }, soon())?;
+    student.set_model(Model { id: "linear".into(), config: None, run: None }, soon())?;
 
     let mut options = WorkerOptions::new(Endpoints::default()?);
     (options.layout, options.batch_size) = (Some((*layout).clone()), 4);

@@ -40,6 +40,8 @@ pub mod function;
 
 pub mod operator;
 
+pub mod generate;
+
 pub mod loader;
 
 pub mod metrics;
@@ -48,6 +50,8 @@ pub mod server;
 pub mod connect;
 
 pub mod state;
+
+pub mod rows;
 
 mod callback_medium;
 mod dlpack;

@@ -13,7 +13,7 @@ use super::medium::lw_medium;
 use super::status::lw_status;
 use crate::base::{Error, Result, Status};
 use crate::exchange::message::{Model, StudentRole};
-use crate::exchange::student::{Numbering, Sample, Student, StudentOptions};
+use crate::exchange::student::{Numbering, Sample, Student, StudentOptions, Tickets};
 use crate::medium::{MediumChoice, Place, Stream};
 use std::ffi::{c_char, c_void};
 use std::ptr;
@@ -88,6 +88,8 @@ pub struct lw_student_options {
     pub arrival_order: i32,
     /// 1: start the `laneway broker` program if no broker answers; it ends when its last student and worker have gone. Default 0.
     pub embedded_broker: i32,
+    /// The tensors that each ticket carries for its worker, given by `lw_student_give`. NULL (the default): none.
+    pub input: *const lw_layout,
 }
 
 const DEFAULTS: lw_student_options = lw_student_options {
@@ -109,6 +111,7 @@ const DEFAULTS: lw_student_options = lw_student_options {
     spin_us: LW_SPIN_ADAPTIVE,
     arrival_order: 0,
     embedded_broker: 0,
+    input: ptr::null(),
 };
 
 // SAFETY: `repr(C)`, begins with a `usize`, and every field is an integer or a raw pointer.
@@ -196,7 +199,7 @@ unsafe fn student_options(given: &lw_student_options, layout: &lw_layout, medium
         other => return Err(Error::invalid(format!("role is {other}; expected LW_ROLE_CLIENT (0) or LW_ROLE_DATASET (1)"))),
     };
     // SAFETY: the caller's promise.
-    let (endpoints, group) = unsafe { (endpoints(&given.endpoints)?, arg::c_string(given.group, "group")?) };
+    let (endpoints, group, input) = unsafe { (endpoints(&given.endpoints)?, arg::c_string(given.group, "group")?, given.input.as_ref()) };
     Ok(StudentOptions {
         endpoints,
         group: group.map(str::to_owned),
@@ -206,9 +209,11 @@ unsafe fn student_options(given: &lw_student_options, layout: &lw_layout, medium
         max_workers: given.max_workers,
         max_batch: given.max_batch,
         max_attempts: given.max_attempts,
+        tickets: Tickets::Numbered,
         arrival_order: arg::flag(given.arrival_order, "arrival_order")?,
         seed: given.seed,
         layout: Arc::clone(&layout.layout),
+        input: input.map(|l| Arc::clone(&l.layout)),
         medium,
         embedded_broker: arg::flag(given.embedded_broker, "embedded_broker")?,
         spin_us: given.spin_us,
@@ -237,12 +242,29 @@ pub unsafe extern "C" fn lw_student_set_model(
             // SAFETY: as above.
             false => Some(unsafe { arg::text(config, config_len, "config") }?.to_owned()),
         };
-        let raised = student.student.set_model(Model { id: id.to_owned(), config }, deadline)?;
+        let raised = student.student.set_model(Model { id: id.to_owned(), config, run: None }, deadline)?;
         if !generation.is_null() {
             // SAFETY: not NULL; the caller promises that it is writable.
             unsafe { generation.write(raised) };
         }
         Ok(())
+    })
+}
+
+/// Gives the inputs of the next `count` tickets, in their order: `nbytes` bytes each, one behind the other, as the layout in
+/// `options.input` says. They are copied. A ticket is opened once its input was given; one that is made again keeps its
+/// input; after `lw_student_rewind` they are given again from there.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_student_give(student: *const lw_student, data: *const c_void, nbytes: usize, count: usize) -> lw_status {
+    guard(|| {
+        // SAFETY: the caller promises a valid handle.
+        let student = unsafe { arg::object(student, "student") }?;
+        let all = nbytes.checked_mul(count).ok_or_else(|| Error::invalid("nbytes x count overflows"))?;
+        // SAFETY: the caller promises `count` times `nbytes` bytes.
+        let bytes = unsafe { arg::slice(data.cast::<u8>(), all, "data") }?;
+        let inputs: Vec<Arc<[u8]>> = bytes.chunks_exact(nbytes.max(1)).map(Arc::from).collect();
+        student.student.give(&inputs)
     })
 }
 

@@ -14,11 +14,12 @@ use super::open_tasks::OpenTasks;
 use super::status::lw_status;
 use super::student::LW_SPIN_ADAPTIVE;
 use crate::base::{Error, Result, Status};
+use crate::exchange::message::Model;
 use crate::exchange::worker::{Task, Worker, WorkerOptions};
 use crate::medium::{MakeOn, Stream};
 use std::ffi::{c_char, c_void};
 use std::ptr;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 /// In `device` of `lw_worker_options`: tasks' memory is the host's, always, and the library copies to the student's device.
 pub const LW_MAKE_IN_HOST_MEMORY: i32 = -1;
@@ -130,6 +131,11 @@ pub struct lw_worker {
 impl lw_worker {
     fn open_tasks(&self) -> std::sync::MutexGuard<'_, OpenTasks> {
         self.open.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// The model of an open task.
+    pub(super) fn model_of(&self, id: u64) -> Result<Arc<Model>> {
+        self.open_tasks().model(id)
     }
 
     fn take(&self, max: u32, deadline: i64) -> Result<Vec<lw_task>> {
@@ -284,6 +290,35 @@ pub unsafe extern "C" fn lw_worker_set_length(worker: *const lw_worker, task: *c
         worker.open_tasks().layout_and_place(task.id)?;
         worker.worker.set_length(task.id, name, length)
     })
+}
+
+/// Describes tensor `index` of what an open task's ticket carries: a view, not to be written, valid while the task is open. Shape and name belong to
+/// the worker. `LW_NOT_FOUND`: it carries nothing.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_worker_input(worker: *const lw_worker, task: *const lw_task, index: usize, tensor: *mut lw_tensor) -> lw_status {
+    guard(|| {
+        // SAFETY: the caller promises a valid handle and task.
+        let (worker, task) = unsafe { (arg::object(worker, "worker")?, arg::object(task, "task")?) };
+        let tensor = arg::out(tensor, "tensor")?;
+        let input = worker.open_tasks().input(task.id)?;
+        let (layout, input) = input.ok_or_else(|| Error::new(Status::NotFound, "the ticket carries no input: its student declared none"))?;
+        // The task holds the bytes as long as it is open.
+        // SAFETY: the input's bytes are this process's own.
+        let view = unsafe { layout.view(index, input.data.start(), input.data.len(), Status::Corrupt) }?;
+        // SAFETY: not NULL; the caller promises that it is writable.
+        unsafe { tensor.write(view) };
+        Ok(())
+    })
+}
+
+/// The tensors of what an open task's ticket carries; NULL if it carries nothing, for a task that is not open, and for NULL. Valid until
+/// `lw_worker_free`, not to be freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_worker_input_layout(worker: *const lw_worker, task: *const lw_task) -> *const lw_layout {
+    // SAFETY: the caller promises NULL or a valid handle and task.
+    let (Some(worker), Some(task)) = (unsafe { worker.as_ref() }, unsafe { task.as_ref() }) else { return ptr::null() };
+    guard_or(ptr::null(), || worker.open_tasks().input(task.id).ok().flatten().map_or(ptr::null(), |(layout, _)| Arc::as_ptr(&layout)))
 }
 
 /// Exports tensor `index` of an open task as a DLPack (1.0) tensor to be written. Its memory stays mapped until its `deleter` is called, once, on any thread; but

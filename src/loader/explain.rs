@@ -3,7 +3,7 @@
 use super::{Loader, Options, Parts};
 use crate::base::Result;
 use crate::plan::{Order, SourcePlan, Unit};
-use crate::recipe::{Algorithm, DatasetRecipe, Exhausted, Homogeneity, Recipe};
+use crate::recipe::{Algorithm, DatasetRecipe, Exhausted, GenerateInput, GenerateRecipe, Homogeneity, Recipe};
 use std::fmt::Write as _;
 
 /// What a run of this recipe on that many ranks does, in the order in which data flows.
@@ -76,6 +76,9 @@ fn in_words(loader: &Loader) -> String {
         false => "it does not end".into(),
     };
     let _ = writeln!(out, "  {end}");
+    if let Some(generate) = &recipe.generate {
+        let _ = writeln!(out, "\nTeachers\n  {}", teachers(generate));
+    }
     let _ = writeln!(out, "\nFingerprint {:016x}", recipe.fingerprint());
     out
 }
@@ -109,6 +112,16 @@ fn order(recipe: &Recipe) -> String {
         n => format!("rows shuffled among {n} over all lanes"),
     };
     format!("{documents}; {rows}")
+}
+
+fn teachers(generate: &GenerateRecipe) -> String {
+    let tensors: Vec<String> = generate.layout.specs().iter().map(|s| format!("{} {:?} {}", s.name, s.shape, s.dtype.name())).collect();
+    let given = match generate.input {
+        GenerateInput::Ticket => "its ticket, and makes the row from the recipe",
+        GenerateInput::Tokens => "its tokens, positions and segments",
+    };
+    let bytes = generate.layout.nbytes();
+    format!("of each row, workers make {} ({bytes} bytes) with model '{}'; a worker is given {given}", tensors.join(", "), generate.model_id)
 }
 
 fn rows(recipe: &Recipe, pad: u32) -> String {

@@ -46,7 +46,7 @@ pub fn inspect(parts: &Parts, options: &Options, step: u64, row: u64, near: Opti
         return Err(Error::invalid(format!("row {row} of step {step} does not exist: its global batch has rows 0 to {}", rows - 1)));
     }
     let lane = (row / each) as u32;
-    let alone = Options { rank: lane, ranks: schedule.lanes(), microbatch_size: None, uneven: false, prefetch: 0, ..options.clone() };
+    let alone = Options { rank: lane, ranks: schedule.lanes(), microbatch_size: None, uneven: false, prefetch: 0, generate: None, ..options.clone() };
     let mut loader = Loader::assemble(parts.clone(), alone)?;
     match near {
         Some(near) if near.meta.step <= step && near.meta.within.is_none() => loader.load(near)?,

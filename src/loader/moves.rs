@@ -33,15 +33,14 @@ impl Loader {
     }
 
     /// Weights set during the run, and the step from which each holds.
-    pub(super) fn mixture(&self) -> &[(u64, Vec<f64>)] {
+    pub fn mixture(&self) -> &[(u64, Vec<f64>)] {
         &self.mixture
     }
 
     /// Where a checkpoint has the rank's lanes, if this loader may go on from it.
     pub(super) fn fits(&self, checkpoint: &Checkpoint) -> Result<Vec<Mark>> {
         let was = &checkpoint.meta;
-        let paths: Vec<Vec<String>> = self.parts.sources.iter().map(|s| s.paths.clone()).collect();
-        was.check(&self.meta(self.step, self.microbatch), &paths)?;
+        was.check(&self.meta(self.step, self.microbatch), &self.paths())?;
         if let Some(within) = was.within {
             let (size, ranks) = (self.rank.microbatch(), self.options.ranks);
             if within.size != size || within.ranks != ranks {
@@ -71,6 +70,7 @@ impl Loader {
             self.finite = None;
         }
         (self.plan, self.mixture, self.marks) = (plan, was.mixture.clone(), marks);
+        self.models = was.models.clone();
         (self.step, self.microbatch) = (was.step, was.within.map_or(0, |w| w.microbatch));
         // Damage is found now, and not at the first row.
         self.start()
@@ -78,9 +78,9 @@ impl Loader {
 
     /// Goes to the beginning of the run that a checkpoint is of: with the weights that were set during it.
     pub(super) fn begin_as(&mut self, checkpoint: &Checkpoint) -> Result<()> {
-        let paths: Vec<Vec<String>> = self.parts.sources.iter().map(|s| s.paths.clone()).collect();
-        checkpoint.meta.check(&self.meta(0, 0), &paths)?;
+        checkpoint.meta.check(&self.meta(0, 0), &self.paths())?;
         self.mixture = checkpoint.meta.mixture.clone();
+        self.models = checkpoint.meta.models.clone();
         self.plan = Arc::new(run_plan(&self.parts, &self.sources, &self.windows, &self.schedule, &self.mixture)?);
         self.stop();
         self.finite = None;
@@ -133,7 +133,13 @@ impl Loader {
         Ok(())
     }
 
-    fn meta(&self, step: u64, microbatch: u64) -> Meta {
+    /// Each dataset's files, for messages.
+    pub(super) fn paths(&self) -> Vec<Vec<String>> {
+        self.parts.sources.iter().map(|s| s.paths.clone()).collect()
+    }
+
+    /// What the state of lanes belongs to, at that step and microbatch.
+    pub(super) fn meta(&self, step: u64, microbatch: u64) -> Meta {
         let within = (microbatch > 0).then_some(WithinStep { microbatch, size: self.rank.microbatch(), ranks: self.options.ranks });
         Meta {
             version: VERSION,
@@ -144,6 +150,7 @@ impl Loader {
             data: self.parts.sources.iter().map(|s| s.identity.clone()).collect(),
             tokenizer: format!("{:016x}", self.parts.tokenizer),
             mixture: self.mixture.clone(),
+            models: self.models.clone(),
         }
     }
 

@@ -6,7 +6,7 @@ use crate::pipeline::{Checkpoint, DataIdentity, Operator, OperatorMaker, Piece, 
 use crate::plan::{Order, Steps, Unit};
 use crate::recipe::{Algorithm, DatasetRecipe, Tail};
 
-fn lens(source: usize, document: u64) -> u32 {
+pub(super) fn lens(source: usize, document: u64) -> u32 {
     match mix(document * 7 + source as u64) % 40 {
         0 => 0,
         1 => u32::MAX,
@@ -16,7 +16,7 @@ fn lens(source: usize, document: u64) -> u32 {
 }
 
 /// Two datasets, of 100 and 25 documents where nothing else is said; rows of 16 tokens, 16 a step.
-fn recipe() -> Recipe {
+pub(super) fn recipe() -> Recipe {
     let mut datasets = vec![DatasetRecipe::new(DatasetSpec::new("a", ["a"])), DatasetRecipe::new(DatasetSpec::new("b", ["b"]))];
     datasets[1].weight = 0.3;
     let mut recipe = Recipe::new(datasets, "t", 16, 16);
@@ -93,7 +93,7 @@ pub(super) fn saved(loaders: &[Loader], json: bool) -> Checkpoint {
     })
 }
 
-fn recipes() -> Vec<Recipe> {
+pub(super) fn recipes() -> Vec<Recipe> {
     let mut all = Vec::new();
     for algorithm in [Algorithm::Wrap, Algorithm::FirstFit, Algorithm::BestFit, Algorithm::BestFitWrap] {
         for (unit, order, buffer) in [(Unit::Samples, Order::Blocks, 160), (Unit::Tokens, Order::Global, 0), (Unit::Tokens, Order::None, 300)] {

@@ -150,6 +150,12 @@ impl Medium for MappedMedium {
         Ok(())
     }
 
+    fn read_at(&self, slot: u32, offset: usize, out: &mut [u8]) -> Result<()> {
+        self.check(slot, offset.saturating_add(out.len()))?;
+        self.mapping.copy_out(slot as usize * self.stride + offset, out);
+        Ok(())
+    }
+
     fn write(&self, slot: u32, data: &[u8]) -> Result<()> {
         self.check(slot, data.len())?;
         self.mapping.copy_in(slot as usize * self.stride, data);

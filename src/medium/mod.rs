@@ -73,7 +73,7 @@ impl Buffer {
     pub fn len(&self) -> usize {
         match self {
             Buffer::Host(bytes) => bytes.len(),
-            Buffer::Cuda(block) => block.len(),
+            Buffer::Cuda(block) => block.size(),
         }
     }
 
@@ -131,6 +131,14 @@ pub trait Medium: Send + Sync {
 
     /// Copies the first bytes of a slot out.
     fn read(&self, slot: u32, out: &mut [u8]) -> Result<()>;
+
+    /// Copies bytes of a slot from `offset` on out.
+    fn read_at(&self, slot: u32, offset: usize, out: &mut [u8]) -> Result<()> {
+        let mut whole = vec![0; offset + out.len()];
+        self.read(slot, &mut whole)?;
+        out.copy_from_slice(&whole[offset..]);
+        Ok(())
+    }
 
     /// Copies `data` to the slot's start.
     fn write(&self, slot: u32, data: &[u8]) -> Result<()>;

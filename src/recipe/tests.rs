@@ -52,6 +52,12 @@ seed = 7
 global_batch = [[0, 128], [1000, 256]]
 lanes = 64
 tail = "drop"
+[generate]
+model_id = "teacher \"a\""
+model_cfg = { layer = 3, rate = 1.0, names = ["x", true, {}] }
+layout = [{ name = "top", shape = [4, 2], dtype = "bfloat16" }, { name = "n", shape = [], dtype = "int32" }]
+batch_size = 3
+input = "ticket"
 "#;
 
 const SMALL: &str = "[[dataset]]\nname = \"a\"\npaths = \"a.jsonl\"\n[tokenizer]\npath = \"t\"\n[pack]\nmax_length = 8\n[batch]\nglobal_batch = 4\n";
@@ -64,6 +70,9 @@ fn every_option_is_read_and_written_back() {
     assert_eq!(r.mixture.schedule, [(1000, vec![2.0, 1.5])]);
     assert_eq!((r.pack.algorithm, r.pack.pad_token_id, r.shuffle.seed), (Algorithm::BestFitWrap, Some(7), Some(7)));
     assert_eq!(r.schedule().unwrap().lanes(), 64);
+    let generate = r.generate.as_ref().unwrap();
+    assert_eq!(generate.model_cfg, Some(serde_json::json!({ "layer": 3, "rate": 1.0, "names": ["x", true, {}] })));
+    assert_eq!((generate.layout.nbytes(), generate.batch_size, generate.input), (68, 3, GenerateInput::Ticket));
     let again = Recipe::parse(&r.to_toml(), None).unwrap();
     assert_eq!(again, r);
     assert_eq!(again.fingerprint(), r.fingerprint());
@@ -128,6 +137,18 @@ fn mistakes_are_named_with_line_value_and_hint() {
         ("[tokenizer]", "[mixture]\nschedule = [{ from_step = 2, weights = { b = 1 } }]\n[tokenizer]", "'b' is not a dataset; datasets are a"),
         ("[tokenizer]", "[mixture]\nschedule = [{ from_step = 2, weights = { } }]\n[tokenizer]", "lacks dataset 'a'"),
         ("[tokenizer]", "[tokenizer", "line 4: not TOML"),
+        ("[batch]", "[generate]\nmodel_id = \"m\"\n[batch]", "[generate] lacks 'layout'"),
+        ("[batch]", "[generate]\nmodel_id = \"m\"\nlayout = [{ nam = \"x\" }]\n[batch]", "line 10: generate.layout: layout: unknown field `nam`"),
+        (
+            "[batch]",
+            "[generate]\nmodel_id = \"m\"\nlayout = [{ name = \"labels\", shape = [1], dtype = \"int8\" }]\n[batch]",
+            "has a 'labels' already",
+        ),
+        (
+            "[batch]",
+            "[generate]\nmodel_id = \"m\"\nlayout = [{ name = \"x\", shape = [1], dtype = \"int8\" }]\nmodel_cfg = 3\n[batch]",
+            "expected a table",
+        ),
         ("max_length = 8", "max_length = 8\nhomogeneity = \"group\"", "dataset 'a' is in 0 groups"),
     ] {
         let text = SMALL.replace(from, to);

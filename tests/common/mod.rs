@@ -70,7 +70,7 @@ pub fn worker(room: &Room, words: u64, batch_size: u32) -> Worker {
 }
 
 pub fn model(id: &str) -> Model {
-    Model { id: id.into(), config: None }
+    Model { id: id.into(), config: None, run: None }
 }
 
 /// The word at `i` of the sample of a ticket: nothing else gives the same.

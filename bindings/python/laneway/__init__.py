@@ -14,6 +14,9 @@ Or, without a teacher:
 - a :class:`Pipeline` is the same from calls instead of a file;
 - a :class:`NodeLoader` reads batches that one process makes for all ranks of a node: ``laneway serve``, or a :class:`Server`.
 
+Or both: a recipe with a ``[generate]`` has teachers make a sample for each row of its batches, and
+:class:`Rows`, or ``Worker(recipe=…)``, gives them the rows.
+
 NumPy is needed, torch is not: where torch can be imported tensors are torch tensors, else NumPy arrays. torch is imported when
 first needed, not by ``import laneway``.
 """
@@ -32,11 +35,13 @@ from .batch import Batch, global_hash
 from .batch_config import BatchConfig, TensorSpec
 from .broker import Broker, BrokerStats
 from .errors import LanewayError, TaskError
+from .generate import GenerateOptions
 from .loader import Loader
 from .logs import setup_logging
 from .node_loader import NodeLoader
 from .pipeline import Pipeline
 from .recipe import Recipe
+from .rows import Rows
 from .server import Server
 from .student import GenerationValue, SampleRef, StudentClient
 from .worker import Task, Worker
@@ -52,6 +57,7 @@ __all__ = [
     "DeviceTensor",
     "DistillIterableDataset",
     "Function",
+    "GenerateOptions",
     "GenerationValue",
     "LanewayError",
     "Loader",
@@ -60,6 +66,7 @@ __all__ = [
     "Operator",
     "Pipeline",
     "Recipe",
+    "Rows",
     "SampleMeta",
     "SampleRecord",
     "SampleRef",

@@ -101,6 +101,7 @@ class StudentOptions(ctypes.Structure):
         ("spin_us", c_uint32),
         ("arrival_order", c_int32),
         ("embedded_broker", c_int32),
+        ("input", c_void_p),
     ]
 
 
@@ -210,6 +211,29 @@ class OperatorTable(ctypes.Structure):
     ]
 
 
+class GenerateOptions(ctypes.Structure):
+    """``lw_generate_options``"""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("endpoints", Endpoints),
+        ("group", c_char_p),
+        ("connect_ms", c_uint64),
+        ("window", c_uint32),
+        ("max_workers", c_uint32),
+        ("max_attempts", c_uint32),
+        ("spin_us", c_uint32),
+        ("embedded_broker", c_int32),
+        ("rows_only", c_int32),
+    ]
+
+
+class Ticket(ctypes.Structure):
+    """``lw_ticket``"""
+
+    _fields_ = [("lane", c_uint64), ("step", c_uint64)]
+
+
 class LoaderOptions(ctypes.Structure):
     """``lw_loader_options``"""
 
@@ -230,6 +254,7 @@ class LoaderOptions(ctypes.Structure):
         ("progress_user", c_void_p),
         ("operators", POINTER(POINTER(OperatorTable))),
         ("operator_count", c_size_t),
+        ("generate", POINTER(GenerateOptions)),
     ]
 
 

@@ -52,6 +52,7 @@ class Options:
     seed: int = 0
     embedded_broker: bool = False
     spin_us: int = _structs.SPIN_ADAPTIVE
+    input_config: BatchConfig | None = None
 
 
 @functools.cache
@@ -114,6 +115,12 @@ class OpenStudent:
         self.lane: int = self.registration["lane"]
         _open_students.add(self)
         at_exit(STUDENTS, self, OpenStudent.close)
+
+    def give(self, inputs: list[bytes]) -> None:
+        """The inputs of the next tickets."""
+        config = self.options.input_config
+        assert config is not None
+        _native.check(_native.lib().lw_student_give(self._handle, b"".join(inputs), config.nbytes(), len(inputs)))
 
     def take(self, n: int, deadline: int) -> list[bytes]:
         """At least one and at most ``n`` samples, each as the bytes of an ``lw_sample``, or an empty list at the deadline.
@@ -335,9 +342,10 @@ def _open(options: Options, timeout_s: float) -> int:
 
     def open_it(deadline: int) -> int:
         out = c_void_p()
-        with c_layout(options.batch_config) as layout:
+        inputs = options.input_config
+        with c_layout(options.batch_config) as layout, contextlib.nullcontext() if inputs is None else c_layout(inputs) as input_layout:
             medium = open_medium(options.medium, options.cuda)
-            c.layout, c.medium = layout, medium
+            c.layout, c.medium, c.input = layout, medium, input_layout
             try:
                 _native.check(lib.lw_student_open(ctypes.byref(c), deadline, ctypes.byref(out)))
             finally:

@@ -15,20 +15,25 @@ from ctypes import c_size_t, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from . import _device, _dtypes, _native, _ragged, _structs
 from ._dtypes import Framework
 from ._endpoints import Endpoints
 from ._medium_glue import AttachTables
 from ._process import WORKERS, at_exit
 from ._student import c_layout, make_views, view_plan
+from .batch import Batch
 from .batch_config import BatchConfig
-from .errors import Corrupt, NotFound, Status
+from .errors import Corrupt, InvalidArgument, NotFound, Status
+from .rows import Rows
 
 _log = logging.getLogger("laneway.worker")
 
 _TASK = _structs.TASK
 _TASK_SIZE = _TASK.size
 _MOST_TEXT = 16 * 1024
+_NAMES = {number: name for name, number in _dtypes.NUMBERS.items()}
 _PATIENCE_S = 2.0
 _MOST_VIEWS = 4096
 """Slots whose views are kept: more than the slots of eight students; beyond that they are made again."""
@@ -49,6 +54,7 @@ class WorkerOptions:
     device: int
     framework: Framework
     spin_us: int
+    open_rows: Callable[[], Rows] | None = None
 
 
 class Task:
@@ -72,7 +78,20 @@ class Task:
         tensors: writable views by name; ragged ones once their lengths are set.
     """
 
-    __slots__ = ("_address", "_loop", "attempt", "generation", "lane", "model_cfg", "model_id", "seed", "step", "tensors")
+    __slots__ = (
+        "_address",
+        "_index",
+        "_inputs",
+        "_loop",
+        "attempt",
+        "generation",
+        "lane",
+        "model_cfg",
+        "model_id",
+        "seed",
+        "step",
+        "tensors",
+    )
 
     lane: int
     step: int
@@ -84,6 +103,9 @@ class Task:
     tensors: dict[str, Any]
     _address: int | None
     _loop: WorkerLoop
+
+    _inputs: Inputs
+    _index: int
 
     def __getitem__(self, name: str) -> Any:
         try:
@@ -117,8 +139,62 @@ class Task:
         self.tensors = self._loop.views_of_lengths(self._address)
         return self.tensors
 
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What the ticket carries, by name: the student's ``input_config``, or a row's ``input_ids``, ``positions`` and ``segment_ids`` (a recipe's
+        ``input = "tokens"``). Not to be written, and gone when the function returns. Empty if it carries nothing."""
+        return self._inputs.carried(self._index)
+
+    @property
+    def rows(self) -> Batch:
+        """The rows that the tickets of all tasks of this call name, in the tasks' order, made from ``Worker(recipe=…)``: one forward pass takes
+        ``tasks[0].rows.input_ids``. Not to be written. The same object for each of the tasks.
+
+        Raises:
+            InvalidArgument: the worker has no recipe.
+            Refused: the student's rows are of another recipe or other data; names what differs.
+        """
+        return self._inputs.batch()
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """This task's row of :attr:`rows`: ``input_ids``, ``labels``, ``positions``, ``segment_ids`` and ``loss_mask`` by name, each ``row_length`` long."""
+        rows = self.rows
+        return {name: rows[name][self._index] for name in ("input_ids", "labels", "positions", "segment_ids", "loss_mask")}
+
     def __repr__(self) -> str:
         return f"Task(lane={self.lane}, step={self.step}, model_id={self.model_id!r}, attempt={self.attempt})"
+
+
+class Inputs:
+    """What the tasks of one call are to be made from, looked up when it is first asked for."""
+
+    def __init__(self, rows: Rows | None, worker: int, raw: bytes, as_torch: bool) -> None:
+        self._rows, self._worker, self._raw, self._as_torch = rows, worker, raw, as_torch
+        self._batch: Batch | None = None
+
+    def carried(self, index: int) -> dict[str, Any]:
+        """As :attr:`Task.inputs`."""
+        lib = _native.lib()
+        raw = self._raw[index * _TASK_SIZE : (index + 1) * _TASK_SIZE]
+        layout = lib.lw_worker_input_layout(self._worker, raw)
+        carried: dict[str, Any] = {}
+        for i in range(0 if layout is None else lib.lw_layout_count(layout)):
+            tensor = _structs.Tensor()
+            _native.check(lib.lw_worker_input(self._worker, raw, i, ctypes.byref(tensor)))
+            dtype = _NAMES[tensor.dtype]
+            memory: Any = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data)
+            array = np.ndarray(tuple(tensor.shape[: tensor.ndim]), _dtypes.storage_dtype(dtype), memory)
+            carried[tensor.name.decode()] = _dtypes.viewer(dtype, self._as_torch)(array)
+        return carried
+
+    def batch(self) -> Batch:
+        """As :attr:`Task.rows`."""
+        if self._batch is None:
+            if self._rows is None:
+                raise InvalidArgument("this worker has no recipe to make rows from: pass Worker(recipe=…)")
+            self._batch = self._rows.of_tasks(self._worker, self._raw, len(self._raw) // _TASK_SIZE)
+        return self._batch
 
 
 class WorkerLoop:
@@ -130,6 +206,9 @@ class WorkerLoop:
         self.serving = False
         self._size = options.slot_size
         self._lw_commit = _native.lib().lw_worker_commit
+        # Before anybody can give it tasks: datasets may have to be indexed.
+        self._rows = None if options.open_rows is None else options.open_rows()
+        self._as_torch = options.fill_fn is not None and _dtypes.use_torch(options.framework)
         self._handle: int | None = _open(options, timeout_s)
         # Held while the handle is used outside the loop, so that it is not freed meanwhile; re-entrant for signal handlers.
         self._use = threading.RLock()
@@ -216,12 +295,14 @@ class WorkerLoop:
         tasks: list[tuple[Task, int]] = []
         self._stream = None
         self._raw_tasks.clear()
+        inputs = Inputs(self._rows, self._handle or 0, raw, self._as_torch)
         for address, capacity, _, lane, step, seed, generation, id_at, id_len, config_at, config_len, _, attempt, flags in _TASK.iter_unpack(raw):
             if not tasks:
                 self._learn_model((id_at, id_len, config_at, config_len))
             task = Task()
             task.lane, task.step, task.seed, task.generation, task.attempt = lane, step, seed, generation, attempt
             task.model_id, task.model_cfg = self._model_id, self._model_cfg
+            task._inputs, task._index = inputs, len(tasks)
             if capacity < self._size:
                 raise Corrupt(f"the slot for {task} has {capacity} bytes; this worker's samples have {self._size}")
             task._address, task._loop = address, self

@@ -209,6 +209,7 @@ class StudentClient:
         broker: ``"embedded"`` starts a ``laneway broker`` process unless one answers; it ends after its last student and worker.
         framework: ``"torch"``, ``"numpy"``, or ``"auto"``: torch where it can be imported.
         spin_us: microseconds to look before sleeping when nothing is there; None: what pays on this machine.
+        input_config: the tensors that each ticket carries for its worker (``task.inputs``), given by :meth:`give`; None: tickets carry none.
     """
 
     def __init__(
@@ -230,6 +231,7 @@ class StudentClient:
         broker: str | None = None,
         framework: Framework = "auto",
         spin_us: int | None = None,
+        input_config: BatchConfig | None = None,
         device: int | None = None,
         fallback: str | None = None,
         pin_memory: bool = False,
@@ -251,6 +253,7 @@ class StudentClient:
             seed=check_count("seed", seed, 0, 2**64 - 1),
             embedded_broker=broker == "embedded",
             spin_us=check_spin(spin_us),
+            input_config=None if input_config is None else check_config(input_config),
         )
         self._framework: Framework = framework
         self._as_torch = False
@@ -301,7 +304,25 @@ class StudentClient:
         """
         if not isinstance(model_id, str):
             raise TypeError(f"model_id is a {type(model_id).__name__}; expected a str")
-        return self._open().set_model(model_id, _to_json(model_cfg), timeout_s)
+        return self._open().set_model(model_id, to_json(model_cfg), timeout_s)
+
+    def give(self, *inputs: Mapping[str, Any] | bytes) -> None:
+        """Gives the inputs of the next tickets, in their order: for each its tensors by name, or their bytes as ``input_config.encode`` gives them.
+
+        A ticket is opened once its input was given, so give as many ahead as samples are wanted in flight. They are copied. A ticket that is made
+        again keeps its input.
+
+        Raises:
+            ValueError: they do not fit ``input_config``; names the tensor.
+        """
+        config = self._options.input_config
+        if config is None:
+            raise ValueError("this StudentClient has no input_config: its tickets carry no inputs")
+        data = [bytes(i) if isinstance(i, (bytes, bytearray, memoryview)) else bytes(config.encode(**i)) for i in inputs]
+        for n, one in enumerate(data):
+            if len(one) != config.nbytes():
+                raise ValueError(f"input {n} has {len(one)} bytes; input_config has {config.nbytes()}")
+        self._open().give(data)
 
     def request_sample(self, timeout_ms: float | None = 1000) -> SampleRef | None:
         """The next sample, or None if it is not there within ``timeout_ms`` (None: waits for ever).
@@ -407,7 +428,8 @@ def check_spin(spin_us: int | None) -> int:
     return _structs.SPIN_ADAPTIVE if spin_us is None else check_count("spin_us", spin_us, 0)
 
 
-def _to_json(config: Any) -> str | None:
+def to_json(config: Any) -> str | None:
+    """A model's configuration as the library takes it."""
     if config is None:
         return None
     if type(config).__module__.partition(".")[0] == "omegaconf":

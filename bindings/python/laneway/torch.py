@@ -170,8 +170,6 @@ class _Batch:
         self._pin = pin
         if stack and not self._pads:
             self._rows = {}
-            if dataset.tags:
-                self._rows.update({name: torch.empty(size, dtype=torch.int64) for name in TAGS})
 
     @property
     def missing(self) -> int:
@@ -203,6 +201,8 @@ class _Batch:
             pin = self._pin and device.type == "cpu"
             shape = (self._size, *spec.shape)
             self._rows[spec.name] = torch.empty(shape, dtype=spec.torch_dtype, device=device, pin_memory=pin)
+        if self._dataset.tags:
+            self._rows.update({name: torch.empty(self._size, dtype=torch.int64) for name in TAGS})
 
     def result(self, collate: Callable[[list[Any]], Any]) -> Any:
         if self._pads:
@@ -291,6 +291,7 @@ def to_device(batches: Iterable[Any], device: torch.device | str | int | None = 
             staged = _OnStream(batch, _move(batch, device, True))
             staged.copied = torch.cuda.Event()
             staged.copied.record(stream)
+            staged.device = device
         return staged
 
     return ToDevice(batches, stage, 1)
@@ -370,9 +371,10 @@ class _Staged:
 
 class _OnStream(_Staged):
     copied: Any
+    device: torch.device
 
     def take(self) -> Any:
-        current = torch.cuda.current_stream()
+        current = torch.cuda.current_stream(self.device)
         current.wait_event(self.copied)
         for tensor in _tensors(self._moved):
             if tensor.is_cuda:

@@ -16,13 +16,14 @@ Written for torchtitan 0.3.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torchtitan.components.dataloader import BaseDataLoader
 
+from ._functions import Function
 from .errors import InvalidArgument
 from .integrations._common import piece_positions
 from .loader import Loader
@@ -65,6 +66,10 @@ class LanewayDataLoader(BaseDataLoader):  # type: ignore[misc]
         cache_dir: str | None = None
         """Where indexes and token counts are kept; None: beside the data."""
 
+    functions: Iterable[Function] | Mapping[str, Any] = ()
+    """The functions that the recipe names, as :class:`~laneway.Loader` takes them. A subclass sets them; it declares a ``Config`` of its own, derived from this
+    one, by which TorchTitan finds it."""
+
     def __init__(
         self,
         config: Config,
@@ -75,7 +80,6 @@ class LanewayDataLoader(BaseDataLoader):  # type: ignore[misc]
         seq_len: int,
         local_batch_size: int,
         snapshot_every_n_steps: int | None = None,
-        functions: Iterable[Any] = (),
     ) -> None:
         recipe = _recipe_of(config)
         _check_rows(recipe, seq_len)
@@ -88,7 +92,7 @@ class LanewayDataLoader(BaseDataLoader):  # type: ignore[misc]
             threads=config.threads,
             prefetch=config.prefetch,
             cache_dir=config.cache_dir,
-            functions=functions,
+            functions=self.functions,
         )
         _check_tokenizer(self.loader, tokenizer)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from ranks import preload, run_ranks
 
-from laneway import Loader, errors
+from laneway import Function, Loader, errors
 
 NEEDED = ("torch", "torchdata", "torchtitan.components.dataloader", "tokenizers")
 for name in NEEDED:
@@ -145,6 +146,30 @@ def test_a_trainers_config_is_checked_before_anything_starts(data: Path, changes
         return
     with pytest.raises(errors.InvalidArgument, match=message):
         check_config(config)
+
+
+class Shouting(LanewayDataLoader):
+    """A data loader with a function of its own, as TorchTitan wants it declared."""
+
+    functions = [Function("upper 1", map=str.upper)]
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(LanewayDataLoader.Config):
+        pass
+
+
+def test_a_subclass_brings_the_functions_that_a_recipe_names(data: Path) -> None:
+    from torchtitan.components.tokenizer import HuggingFaceTokenizer
+
+    recipe = data / "functions.toml"
+    recipe.write_text('functions = ["upper 1"]\n' + (data / "recipe.toml").read_text())
+    with pytest.raises(errors.InvalidArgument, match="upper 1"):
+        build(data, recipe=recipe)
+    tokens = HuggingFaceTokenizer.Config().build(tokenizer_path=str(data))
+    loader = Shouting.Config(recipe=str(recipe)).build(dp_world_size=1, dp_rank=0, tokenizer=tokens, seq_len=64, local_batch_size=16)
+    inputs, _ = next(iter(loader))
+    text = tokens.decode(inputs["input"][0].tolist())
+    assert text == text.upper()
 
 
 def test_a_global_batch_that_is_a_schedule_is_refused(data: Path, tmp_path: Path) -> None:

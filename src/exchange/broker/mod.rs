@@ -27,6 +27,7 @@ mod sockets;
 mod stats;
 
 pub use embedded::spawn_embedded;
+pub use models::KEPT as MODELS_KEPT;
 pub use stats::BrokerStats;
 
 use super::endpoints::Endpoints;

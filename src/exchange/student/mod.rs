@@ -18,7 +18,7 @@ mod stats;
 mod sweeper;
 mod window;
 
-pub use options::{Numbering, StudentOptions};
+pub use options::{Numbering, StudentOptions, Tickets};
 pub use stats::StudentStats;
 
 use crate::base::metrics::{self, Noun};
@@ -83,11 +83,40 @@ pub struct Sample {
     pub place: Place,
 }
 
+/// A ticket that a student is asked to have made ([`Tickets::Asked`]).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// The ticket's lane.
+    pub lane: u64,
+    /// The ticket's step.
+    pub step: u64,
+    /// The model generation that is to make it.
+    pub generation: u64,
+    /// What it carries for its worker: the bytes of [`StudentOptions::input`], if there is one.
+    pub input: Option<Arc<[u8]>>,
+}
+
 /// One reference to a sample; dropping it gives the reference back, on any thread, and does nothing in a forked child.
 pub struct Hold {
     inner: Arc<Inner>,
     slot: u32,
     serial: u64,
+}
+
+impl Hold {
+    /// The sample's first byte, if it lies where its worker wrote it: `len` bytes that stay as long as this reference.
+    pub fn data(&self) -> Option<*const u8> {
+        let slot = (self.slot & held::COPY == 0).then_some(self.slot)?;
+        self.inner.medium.slot(slot).map(|start| start.as_ptr().cast_const())
+    }
+
+    /// Copies bytes of the sample from `offset` on.
+    pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+        match self.slot & held::COPY {
+            0 => self.inner.medium.read_at(self.slot, offset, out),
+            _ => self.inner.held.read_copy(self.slot, self.serial, offset, out),
+        }
+    }
 }
 
 impl Drop for Hold {
@@ -164,6 +193,8 @@ impl Student {
             sample_bytes: options.layout.nbytes() as u64,
             slot_stride: 0,
             layout_hash: options.layout.hash(),
+            input_bytes: options.input.as_ref().map_or(0, |l| l.nbytes() as u64),
+            input_hash: options.input.as_ref().map_or(0, |l| l.hash()),
         };
         let mut options = options;
         let choice = std::mem::replace(&mut options.medium, crate::medium::MediumChoice::Shm);
@@ -198,6 +229,7 @@ impl Student {
             data_workers: options.numbering.data_workers,
             lane,
             layout: options.layout.to_json(),
+            input: options.input.as_ref().map(|l| l.to_json()),
             medium: crate::exchange::message::MediumIntro { kind: medium.kind().to_owned(), buf_name: medium.buf_name().to_owned() },
             max_workers: options.max_workers,
             max_batch: options.max_batch,
@@ -368,6 +400,47 @@ impl Student {
         Ok(Hold { inner: self.inner.clone(), slot, serial })
     }
 
+    /// The same for a sample that `next` gave, whose reference it takes over.
+    pub fn keep(&self, sample: &Sample) -> Hold {
+        self.loose.fetch_sub(1, Ordering::Relaxed);
+        Hold { inner: self.inner.clone(), slot: sample.slot, serial: sample.serial }
+    }
+
+    /// Has these tickets made, behind those asked for before; `next` delivers their samples in this order. Only with [`Tickets::Asked`].
+    pub fn ask(&self, tickets: &[Asked]) -> Result<()> {
+        self.check()?;
+        if self.inner.options.tickets != Tickets::Asked {
+            return Err(Error::invalid("this student numbers its tickets itself"));
+        }
+        tickets.iter().try_for_each(|t| self.inner.check_input(t.input.as_deref()))?;
+        self.inner.window().ask(&self.inner, tickets)
+    }
+
+    /// Inputs for the next tickets of a student that numbers them itself, in their order: a ticket is opened once its input was given. A ticket that is made again
+    /// keeps its input; after `rewind` they are to be given again from there.
+    pub fn give(&self, inputs: &[Arc<[u8]>]) -> Result<()> {
+        self.check()?;
+        if self.inner.options.tickets != Tickets::Numbered {
+            return Err(Error::invalid("this student's tickets carry the inputs that they are asked with"));
+        }
+        inputs.iter().try_for_each(|input| self.inner.check_input(Some(input)))?;
+        self.inner.window().give(inputs);
+        Ok(())
+    }
+
+    /// Takes back every ticket that was asked for and not delivered. Only with [`Tickets::Asked`].
+    pub fn forget(&self) -> Result<()> {
+        self.check()?;
+        self.inner.window().forget(&self.inner);
+        Ok(())
+    }
+
+    /// The model of one of the group's generations, as the broker keeps it.
+    pub fn model(&self, generation: u64, deadline: Nanos) -> Result<Arc<Model>> {
+        self.check()?;
+        self.link()?.get_model(&self.inner.group_name, generation, clock::instant(deadline))
+    }
+
     /// Tickets from `step` on are undelivered again and will be made anew; `step` is at most the cursor. For loaders that dropped what they had.
     pub fn rewind(&self, step: u64) -> Result<()> {
         self.check()?;
@@ -528,6 +601,15 @@ impl Inner {
                 Err(e) => tracing::info!("the model of generation {generation} is not known any more ({e}): set_model sets another one"),
             }
         }
+    }
+
+    fn check_input(&self, input: Option<&[u8]>) -> Result<()> {
+        let (given, need) = (input.map(<[u8]>::len), self.options.input.as_ref().map(|l| l.nbytes()));
+        if given == need {
+            return Ok(());
+        }
+        let shown = |n: Option<usize>| n.map_or("none".into(), |n| format!("one of {n} bytes"));
+        Err(Error::invalid(format!("a ticket was given {} as its input; this student's carry {}", shown(given), shown(need))))
     }
 
     fn page(&self) -> &GroupPage {

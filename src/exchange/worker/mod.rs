@@ -23,6 +23,7 @@ use crate::exchange::spin::{self, Spin};
 use crate::medium::{Attach, MakeOn, Place, Stream};
 use crate::os::clock::{self, Nanos};
 use crate::os::event::Event;
+use crate::os::memory::AlignedBuf;
 use crate::os::{futex, process};
 use crate::segment::doorbell::Doorbell;
 use attachment::Attachment;
@@ -78,6 +79,21 @@ impl WorkerOptions {
     }
 }
 
+/// What a ticket carries for its worker.
+#[derive(Clone)]
+pub struct Input {
+    /// Its tensors.
+    pub layout: Arc<Layout>,
+    /// Their bytes, as the layout says.
+    pub data: Arc<AlignedBuf>,
+}
+
+impl std::fmt::Debug for Input {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Input({} bytes)", self.data.len())
+    }
+}
+
 /// One sample to make. Finish it with `commit` or `fail`; until then its memory is this worker's to write.
 #[derive(Clone, Debug)]
 pub struct Task {
@@ -97,6 +113,8 @@ pub struct Task {
     pub model: Arc<Model>,
     /// The student's layout.
     pub layout: Arc<Layout>,
+    /// What the ticket carries, if it does: a copy, the task's own.
+    pub input: Option<Input>,
     /// Where it goes: aligned to 64 bytes.
     pub data: *mut u8,
     /// Where `data` is.

@@ -437,6 +437,12 @@ impl Serve {
                 continue;
             }
             cell.note_claim(now);
+            let Some(input) = attachment.input(position, word) else {
+                // The ticket was withdrawn while its input was read: what was read may be another's.
+                self.clients[turn].spare = Some((slot, slot_word));
+                self.clients[turn].scratch.extend(scratch.and_then(Arc::into_inner));
+                continue;
+            };
             self.next_id += 1;
             let id = self.next_id;
             let mut task = InHand {
@@ -468,6 +474,7 @@ impl Serve {
                 attempt: ticket.attempt as u32,
                 model: model.clone(),
                 layout: attachment.layout.clone(),
+                input,
                 data,
                 place: attachment.medium.place(),
                 capacity,

@@ -87,7 +87,11 @@ impl Shared {
     /// A rank's pipeline, at the beginning. `stop` ends what takes long.
     pub fn assemble(&self, rank: u32, shape: &Shape, stop: &Stop) -> Result<Loader> {
         let local = self.options.local_ranks.unwrap_or(shape.ranks).max(1) as usize;
-        let threads = self.options.loader.threads.div_ceil(local);
+        // A rank's own thread does the work of one, and need not wake another for it.
+        let threads = match self.options.loader.threads.div_ceil(local) {
+            1 => 0,
+            more => more,
+        };
         let mine = Options {
             rank,
             ranks: shape.ranks,
@@ -170,6 +174,11 @@ impl Server {
         }
         if options.ranks == Some(0) || options.local_ranks == Some(0) || options.peers > 64 {
             return Err(Error::invalid("ranks and local_ranks are at least 1, and a rank has at most 64 peers"));
+        }
+        if recipe.generate.is_some() {
+            let message =
+                "the recipe has a [generate], and a server makes rows alone: open a loader on each rank, or take [generate] out and serve the rows";
+            return Err(Error::new(Status::Unsupported, message));
         }
         let door = Door::bind(&options.name)?;
         let connections = Arc::new(Mutex::new(Vec::<std::sync::Weak<Connection>>::new()));
