@@ -143,7 +143,8 @@ impl lw_batch {
         };
         let spec = &taught.layout().specs()[i];
         let (start, shape) = (taught.start(i).cast_mut().cast(), taught.shape(i));
-        Ok((view(start, shape, layout.name(i), self.batch.rows().len() * spec.nbytes()?, spec.dtype as i32), shape))
+        let (named, _) = layout.describe(i)?;
+        Ok((view(start, shape, named.name, self.batch.rows().len() * spec.nbytes()?, spec.dtype as i32), shape))
     }
 
     fn info(&self) -> lw_batch_info {

@@ -112,12 +112,7 @@ impl lw_layout {
     }
 
     /// Tensor `i` without data, at its greatest shape, with its offset.
-    /// The name of tensor `i`, which there is; valid as long as the layout.
-    pub(super) fn name(&self, i: usize) -> *const c_char {
-        self.names[i].as_ptr()
-    }
-
-    fn describe(&self, i: usize) -> Result<(lw_tensor, usize)> {
+    pub(super) fn describe(&self, i: usize) -> Result<(lw_tensor, usize)> {
         let count = self.names.len();
         let spec = self.layout.specs().get(i).ok_or_else(|| Error::invalid(format!("tensor {i}: the layout has {count}, numbered from 0")))?;
         let tensor = lw_tensor {

@@ -277,6 +277,21 @@ pub unsafe extern "C" fn lw_worker_tensor(worker: *const lw_worker, task: *const
     })
 }
 
+/// Sets the length of a ragged dimension of an open task, in all tensors that have it: `dimension` is its NUL-terminated name, `length` at
+/// most its maximum. Each must be set before the views of its tensors are asked for, and before the commit. May be set again; what was
+/// written is then to be written anew.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_worker_set_length(worker: *const lw_worker, task: *const lw_task, dimension: *const c_char, length: u64) -> lw_status {
+    guard(|| {
+        // SAFETY: the caller promises a valid handle and task, and a NUL-terminated name.
+        let (worker, task, name) = unsafe { (arg::object(worker, "worker")?, arg::object(task, "task")?, arg::c_string(dimension, "dimension")?) };
+        let name = name.ok_or_else(|| arg::null("dimension"))?;
+        worker.open_tasks().layout_and_place(task.id)?;
+        worker.worker.set_length(task.id, name, length)
+    })
+}
+
 /// Describes tensor `index` of what an open task's ticket carries: a view, not to be written, valid while the task is open. Shape and name belong to
 /// the worker. `LW_NOT_FOUND`: it carries nothing.
 #[must_use]
@@ -289,7 +304,7 @@ pub unsafe extern "C" fn lw_worker_input(worker: *const lw_worker, task: *const 
         let input = worker.open_tasks().input(task.id)?;
         let (layout, input) = input.ok_or_else(|| Error::new(Status::NotFound, "the ticket carries no input: its student declared none"))?;
         // The task holds the bytes as long as it is open.
-        // SAFETY: the bytes are the input's own, `len` of them, and nobody writes them.
+        // SAFETY: the input's bytes are this process's own.
         let view = unsafe { layout.view(index, input.data.start(), input.data.len(), Status::Corrupt) }?;
         // SAFETY: not NULL; the caller promises that it is writable.
         unsafe { tensor.write(view) };
@@ -304,21 +319,6 @@ pub unsafe extern "C" fn lw_worker_input_layout(worker: *const lw_worker, task: 
     // SAFETY: the caller promises NULL or a valid handle and task.
     let (Some(worker), Some(task)) = (unsafe { worker.as_ref() }, unsafe { task.as_ref() }) else { return ptr::null() };
     guard_or(ptr::null(), || worker.open_tasks().input(task.id).ok().flatten().map_or(ptr::null(), |(layout, _)| Arc::as_ptr(&layout)))
-}
-
-/// Sets the length of a ragged dimension of an open task, in all tensors that have it: `dimension` is its NUL-terminated name, `length` at
-/// most its maximum. Each must be set before the views of its tensors are asked for, and before the commit. May be set again; what was
-/// written is then to be written anew.
-#[must_use]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lw_worker_set_length(worker: *const lw_worker, task: *const lw_task, dimension: *const c_char, length: u64) -> lw_status {
-    guard(|| {
-        // SAFETY: the caller promises a valid handle and task, and a NUL-terminated name.
-        let (worker, task, name) = unsafe { (arg::object(worker, "worker")?, arg::object(task, "task")?, arg::c_string(dimension, "dimension")?) };
-        let name = name.ok_or_else(|| arg::null("dimension"))?;
-        worker.open_tasks().layout_and_place(task.id)?;
-        worker.worker.set_length(task.id, name, length)
-    })
 }
 
 /// Exports tensor `index` of an open task as a DLPack (1.0) tensor to be written. Its memory stays mapped until its `deleter` is called, once, on any thread; but

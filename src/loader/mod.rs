@@ -121,11 +121,11 @@ pub struct Loader {
     /// Where the lanes are after them.
     partial_marks: BTreeMap<usize, (Arc<[u8]>, u64)>,
     buffers: Arc<Buffers>,
+    meter: Arc<Meter>,
     /// Models for teachers set during the run, in the order of their steps.
     models: Vec<ModelChange>,
     /// Where the recipe has teachers, and they are asked.
     teaching: Option<Teaching>,
-    meter: Arc<Meter>,
 }
 
 impl Loader {
@@ -158,10 +158,10 @@ impl Loader {
         let sources = Arc::new(sources);
         let plan = Arc::new(run_plan(&parts, &sources, &windows, &schedule, &[])?);
         let marks = rank.lanes.clone().map(|lane| Ok((plan.first_anchor(lane)?, 0))).collect::<Result<_>>()?;
-        let teaching = Teaching::new(&parts.recipe, &options, &schedule, &rank)?;
         let names = recipe.datasets.iter().map(|dataset| dataset.spec.name.clone());
         let meter = Arc::new(Meter::new(options.rank, options.ranks, names));
         metrics::register(Noun::Loader, &meter);
+        let teaching = Teaching::new(&parts.recipe, &options, &schedule, &rank)?;
         Ok(Loader {
             parts,
             options,
@@ -181,9 +181,9 @@ impl Loader {
             partial: Vec::new(),
             partial_marks: BTreeMap::new(),
             buffers: Arc::default(),
+            meter,
             models: Vec::new(),
             teaching,
-            meter,
         })
     }
 

@@ -78,7 +78,20 @@ class Task:
         tensors: writable views by name; ragged ones once their lengths are set.
     """
 
-    __slots__ = ("_address", "_index", "_inputs", "_loop", "attempt", "generation", "lane", "model_cfg", "model_id", "seed", "step", "tensors")
+    __slots__ = (
+        "_address",
+        "_index",
+        "_inputs",
+        "_loop",
+        "attempt",
+        "generation",
+        "lane",
+        "model_cfg",
+        "model_id",
+        "seed",
+        "step",
+        "tensors",
+    )
 
     lane: int
     step: int
@@ -88,7 +101,7 @@ class Task:
     model_id: str
     model_cfg: dict[str, Any] | None
     tensors: dict[str, Any]
-    _address: int
+    _address: int | None
     _loop: WorkerLoop
 
     _inputs: Inputs
@@ -103,6 +116,12 @@ class Task:
         raise ValueError(f"'{name}' has shape {spec.shape}, and no length yet: call task.set_length({missing}), or assign task[{name!r}] = array")
 
     def __setitem__(self, name: str, value: Any) -> None:
+        if self._address is None:
+            target = self[name]
+            if tuple(value.shape) != tuple(target.shape):
+                raise ValueError(f"task[{name!r}] has shape {tuple(value.shape)}; expected {tuple(target.shape)}")
+            target.copy_(value)
+            return
         config, buffer = self._loop.config, self._loop.buffer(self._address)
         lengths = config.place(buffer, name, value)
         if lengths:
@@ -114,6 +133,8 @@ class Task:
         Raises:
             ValueError: a dimension that is not known, or a length beyond its maximum.
         """
+        if self._address is None:
+            raise ValueError("set_length: this sample is made on a device, where no dimension is ragged")
         self._loop.config.set_lengths(self._loop.buffer(self._address), lengths)
         self.tensors = self._loop.views_of_lengths(self._address)
         return self.tensors
@@ -286,6 +307,7 @@ class WorkerLoop:
                 raise Corrupt(f"the slot for {task} has {capacity} bytes; this worker's samples have {self._size}")
             task._address, task._loop = address, self
             if flags & _structs.ON_DEVICE:
+                task._address = None
                 address = self._on_device(task, raw, len(tasks))
             else:
                 views = self._views.get(address)

@@ -107,11 +107,6 @@ impl Block {
         self.len
     }
 
-    /// True if it has none.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
     /// Copies its first bytes out.
     pub fn read(&self, out: &mut [u8]) -> Result<()> {
         fits(out.len(), self.len)?;
