@@ -149,6 +149,11 @@ fn mistakes_are_named_with_line_value_and_hint() {
             "[generate]\nmodel_id = \"m\"\nlayout = [{ name = \"x\", shape = [1], dtype = \"int8\" }]\nmodel_cfg = 3\n[batch]",
             "expected a table",
         ),
+        (
+            "[batch]",
+            "[generate]\nmodel_id = \"m\"\nlayout = [{ name = \"x\", shape = [\"n<=4\"], dtype = \"int8\" }]\n[batch]",
+            "tensor 'x' is ragged",
+        ),
         ("max_length = 8", "max_length = 8\nhomogeneity = \"group\"", "dataset 'a' is in 0 groups"),
     ] {
         let text = SMALL.replace(from, to);
@@ -196,6 +201,7 @@ fn a_change_of_any_option_differs_in_the_field_of_its_name() {
         ("algorithm = \"best_fit_wrap\"", "algorithm = \"wrap\"", "pack.algorithm"),
         ("candidate_pool_size = 16", "candidate_pool_size = 17", "pack.candidate_pool_size"),
         ("max_sequences_per_bin = 9", "max_sequences_per_bin = 8", "pack.max_sequences_per_bin"),
+        ("max_sequences_per_bin = 9", "max_sequences_per_bin = 8", "pack.max_sequences_per_bin"),
         ("pad_token_id = 7", "pad_token_id = 8", "pack.pad_token_id"),
         ("homogeneity = \"group\"\ngroups = { all = [\"wiki\", \"news of \\\"today\\\"\"] }", "homogeneity = \"full\"", "pack.homogeneity"),
         ("groups = { all", "groups = { none", "pack.groups"),
@@ -207,6 +213,11 @@ fn a_change_of_any_option_differs_in_the_field_of_its_name() {
         ("[[0, 128], [1000, 256]]", "[[0, 128], [999, 256]]", "batch.global_batch"),
         ("lanes = 64", "lanes = 32", "batch.lanes"),
         ("tail = \"drop\"", "tail = \"pad\"", "batch.tail"),
+        ("model_id = \"teacher", "model_id = \"student", "generate.model_id"),
+        ("layer = 3", "layer = 4", "generate.model_cfg"),
+        ("shape = [4, 2]", "shape = [4, 3]", "generate.layout"),
+        ("batch_size = 3", "batch_size = 4", "generate.batch_size"),
+        ("input = \"ticket\"", "input = \"tokens\"", "generate.input"),
         ("teacher \\\"a\\\"", "teacher \\\"b\\\"", "generate.model_id"),
         ("layer = 3", "layer = 4", "generate.model_cfg"),
         ("shape = [4, 2]", "shape = [4, 3]", "generate.layout"),
