@@ -394,10 +394,6 @@ impl GenerateRecipe {
         if self.layout.nbytes() == 0 {
             return Err(Error::invalid("generate.layout: its tensors have no bytes, so nothing could be made"));
         }
-        if let Some(spec) = self.layout.specs().iter().find(|s| s.is_ragged()) {
-            let hint = "a batch stacks what was made of its rows: declare fixed sizes";
-            return Err(Error::invalid(format!("generate.layout: tensor '{}' is ragged; {hint}", spec.name)));
-        }
         match self.layout.specs().iter().find(|s| BATCH_TENSORS.contains(&s.name.as_str())) {
             None => Ok(()),
             Some(spec) => {

@@ -152,7 +152,7 @@ fn mistakes_are_named_with_line_value_and_hint() {
         (
             "[batch]",
             "[generate]\nmodel_id = \"m\"\nlayout = [{ name = \"x\", shape = [\"n<=4\"], dtype = \"int8\" }]\n[batch]",
-            "tensor 'x' is ragged",
+            "tensor 'x' has the shape [n<=4], and samples of rows are stacked",
         ),
         ("max_length = 8", "max_length = 8\nhomogeneity = \"group\"", "dataset 'a' is in 0 groups"),
     ] {
