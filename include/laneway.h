@@ -611,9 +611,6 @@ lw_status lw_student_release(const lw_student *student,
 // Copies the first `len` bytes of a held sample to `out`, in host memory, wherever the sample lies; waits until they are there.
 LW_MUST_USE lw_status lw_student_read(const lw_student *student, const lw_sample *sample, void *out, size_t len);
 
-// Copies the first `len` bytes of a held sample to `out`, in host memory, wherever the sample lies; waits until they are there.
-LW_MUST_USE lw_status lw_student_read(const lw_student *student, const lw_sample *sample, void *out, size_t len);
-
 // Describes tensor `index` of a held sample: a view, not to be written, as long-lived as the sample's reference. Shape and name belong to
 // the student; the shape of a ragged tensor is the sample's true one and lies in its memory. `LW_CORRUPT`: the shape is beyond its
 // maximum.
@@ -807,11 +804,15 @@ lw_status lw_worker_dlpack(const lw_worker *worker,
 // Copies `len` bytes of host memory to the beginning of an open task's memory, wherever that is, and returns once they are there.
 LW_MUST_USE lw_status lw_worker_write(const lw_worker *worker, const lw_task *task, const void *data, size_t len);
 
-// Publishes `count` samples of `lengths[i]` bytes at `tasks[i].data` each; `lengths` NULL: all tensors of each. A length that is not the layout's, or a task
-// that is not open, is `LW_INVALID_ARGUMENT`, and nothing is published. After any other error, a medium's say, what could not be published was failed with its message. `*wanted` (may be NULL) becomes the number that somebody still
-// waited for; the others were overtaken (a model switch, another worker) and dropped, which is no error. `stream` is NULL, or, for tasks on a device, the
-// stream on which writing them is queued (as in `lw_student_release`, of the device that the tasks' tensors are on): this waits until that is done, and
-// publishes them then. NULL stands for all that this process has queued on that device.
+// Publishes `count` samples of `lengths[i]` bytes at `tasks[i].data` each; `lengths` NULL: all tensors of each. A length that is not the
+// layout's, or a task that is not open, is `LW_INVALID_ARGUMENT`, and nothing is published. A sample that is not what the layout asks for
+// (the length of a ragged dimension was not set, a value is not finite or not between `min` and `max`) is failed with the reason, which
+// names the tensor, the first bad index and its value; the others are published, and the call returns `LW_TASK_FAILED` with the first
+// reason. After any other error, a medium's say, what could not be published was failed with its message. `*wanted` (may be NULL) becomes
+// the number that somebody still waited for; the others were overtaken (a model switch, another worker) and dropped, which is no error.
+// `stream` is NULL, or, for tasks on a device, the stream on which writing them is queued (as in `lw_student_release`, of the device that
+// the tasks' tensors are on): this waits until that is done, and publishes them then. NULL stands for all that this process has queued on
+// that device.
 LW_MUST_USE
 lw_status lw_worker_commit(const lw_worker *worker,
                            const lw_task *tasks,
@@ -1703,7 +1704,6 @@ uint16_t lw_metrics_server_port(const lw_metrics_server *server);
 // Ends the listener and frees it; NULL is allowed. Not while another thread uses it.
 void lw_metrics_server_free(lw_metrics_server *server);
 
-=======
 #ifdef __cplusplus
 }
 #endif
