@@ -35,7 +35,7 @@ fn engine(setup: &Setup, long: LongDocuments, lens: fn(usize, u64) -> u32) -> En
 
 /// Nine of ten documents of source 0 are filtered.
 fn sparse(source: usize, document: u64) -> u32 {
-    if source == 0 && mix(document) % 10 != 0 { u32::MAX } else { 1 + (mix(document * 3) % 900) as u32 }
+    if source == 0 && !mix(document).is_multiple_of(10) { u32::MAX } else { 1 + (mix(document * 3) % 900) as u32 }
 }
 
 fn parts(weights: &[f64]) -> Vec<f64> {
