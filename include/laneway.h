@@ -199,6 +199,8 @@ typedef int32_t lw_device;
 enum {
     // Memory that this process can read and write.
     LW_DEVICE_CPU = 1,
+    // Memory of a CUDA device: its address is for the device and its driver only.
+    LW_DEVICE_CUDA = 2,
 };
 
 // The layout of a sample. Never changes after it was made, so any number of threads may use it at once.
@@ -232,7 +234,7 @@ typedef struct {
     int32_t dtype;
     // One of `lw_device`.
     int32_t device_type;
-    // 0 for the CPU.
+    // 0 for the CPU; the CUDA device's number in this process.
     int32_t device_id;
 } lw_tensor;
 
@@ -275,9 +277,18 @@ void lw_layout_free(lw_layout *layout);
 
 /* ==== medium ========================================================================================================
  *
- * Where the bytes of samples live. The student owns a medium; workers attach to it. The default is shared memory; files
+ * Where the bytes of samples live. The student owns a medium; workers attach to it. The default is shared memory; a GPU's memory, files
  * and media of one's own are chosen by handing a medium to `lw_student_open`.
  */
+
+// What is done where CUDA is not to be had: no driver, no such device, or one that refuses.
+typedef int32_t lw_fallback;
+enum {
+    // `lw_student_open` fails with the reason (`LW_UNSUPPORTED`, `LW_NOT_FOUND`).
+    LW_FALLBACK_NONE = 0,
+    // Shared memory is used instead, and the log says so with the reason.
+    LW_FALLBACK_SHM = 1,
+};
 
 // The choice of a medium for one student. Any number of threads may use it at once.
 typedef struct lw_medium lw_medium;
@@ -297,7 +308,7 @@ typedef struct {
     // Called once when the medium is no longer used, on any thread, after every other function has returned. May be NULL.
     void (*drop)(void *user);
     // A name for this kind of medium, by which workers find their `lw_attach_table`: NUL-terminated, 1 to 31 characters,
-    // not "shm" or "file". Copied.
+    // not "shm", "file" or "cuda". Copied.
     const char *kind;
     // What a worker needs to find it (a path, an address), NUL-terminated UTF-8. Copied.
     const char *buf_name;
@@ -346,6 +357,21 @@ void lw_attach_table_init(lw_attach_table *table);
 
 // Shared memory of this host: the default. On success `*out` is the caller's: free it with `lw_medium_free`. Any thread.
 LW_MUST_USE lw_status lw_medium_shm(lw_medium **out);
+
+// Shared memory that is page-locked, so that copies from it to CUDA device `device` (and any other) run beside everything else. Each slot is
+// page-locked once, when it may first be used. `fallback` is one of `lw_fallback`; CUDA is looked for in `lw_student_open`.
+// On success `*out` is the caller's: free it with `lw_medium_free`. Any thread.
+LW_MUST_USE
+lw_status lw_medium_shm_pinned(int32_t device,
+                               int32_t fallback,
+                               lw_medium **out);
+
+// Memory of CUDA device `device`, as this process numbers it: one plain allocation of the driver's for all slots, `slot_count` +
+// `max_workers` · `max_batch` of them, which workers of this host open by CUDA IPC. Samples' and tasks' `data` are then device
+// addresses; `lw_tensor` says which device's. `fallback` is one of `lw_fallback`; with `LW_FALLBACK_SHM`, a worker that
+// cannot open the memory writes to host memory, from where the student copies its samples up. CUDA is looked for in `lw_student_open`.
+// On success `*out` is the caller's: free it with `lw_medium_free`. Any thread.
+LW_MUST_USE lw_status lw_medium_cuda(int32_t device, int32_t fallback, lw_medium **out);
 
 // A mapped file at `path` (NUL-terminated UTF-8), which the student creates and removes; for samples beyond the size of memory, on
 // one host. On success `*out` is the caller's: free it with `lw_medium_free`. Any thread.
@@ -431,6 +457,16 @@ void lw_broker_free(lw_broker *broker);
 // stopped the others.
 #define LW_SAMPLE_COPIED 1
 
+// In `flags` of an `lw_sample`, and of an `lw_task`: `data` is a device's address, which this process cannot follow; `lw_student_tensor` and
+// `lw_worker_tensor` say which device's.
+#define LW_ON_DEVICE 2
+
+// In place of a stream: the device's default one, as CUDA itself numbers it (`CU_STREAM_LEGACY`).
+#define LW_STREAM_LEGACY 1
+
+// In place of a stream: the calling thread's default one (`CU_STREAM_PER_THREAD`).
+#define LW_STREAM_PER_THREAD 2
+
 // Who is asking, for the names of lanes and for statistics.
 typedef int32_t lw_role;
 enum {
@@ -490,7 +526,7 @@ typedef struct {
 
 // One sample: a plain value that may be copied; what counts are its references.
 typedef struct {
-    // Its bytes, 64-byte aligned; not to be written. Readable until its last reference is released.
+    // Its bytes, 64-byte aligned, complete; not to be written. Readable until its last reference is released.
     const void *data;
     // How many.
     uint64_t nbytes;
@@ -508,7 +544,7 @@ typedef struct {
     uint64_t serial;
     // The slot that it lies in.
     uint32_t slot;
-    // 0 or `LW_SAMPLE_COPIED`.
+    // 0, or `LW_SAMPLE_COPIED` and `LW_ON_DEVICE` or-ed.
     uint32_t flags;
 } lw_sample;
 
@@ -546,9 +582,19 @@ LW_MUST_USE lw_status lw_student_next(const lw_student *student, int64_t deadlin
 LW_MUST_USE lw_status lw_student_retain(const lw_student *student, const lw_sample *sample);
 
 // Releases one reference to each of `count` samples. A sample whose last reference goes must not be read any more.
-// `stream` is reserved for the stream or event after which the memory may be used again: NULL. A sample that is not
-// held is an error (`LW_INVALID_ARGUMENT`) that names it; the others are released all the same.
-LW_MUST_USE lw_status lw_student_release(const lw_student *student, const lw_sample *samples, size_t count, void *stream);
+// `stream` is NULL, or, for samples on a device, the stream on which reading them is queued (a `CUstream` or `cudaStream_t` of that device, or
+// `LW_STREAM_LEGACY`, `LW_STREAM_PER_THREAD`): a slot is used again only once that is done, and this does not wait for it. NULL stands for all that this
+// process has queued on the device so far. A sample that is not
+// held is an error (`LW_INVALID_ARGUMENT`) that names it; the others are released all the same. A stream for samples in host
+// memory is `LW_UNSUPPORTED`, and nothing is released.
+LW_MUST_USE
+lw_status lw_student_release(const lw_student *student,
+                             const lw_sample *samples,
+                             size_t count,
+                             void *stream);
+
+// Copies the first `len` bytes of a held sample to `out`, in host memory, wherever the sample lies; waits until they are there.
+LW_MUST_USE lw_status lw_student_read(const lw_student *student, const lw_sample *sample, void *out, size_t len);
 
 // Describes tensor `index` of a held sample: a view, not to be written, as long-lived as the sample's reference. Shape and
 // name belong to the student.
@@ -556,8 +602,13 @@ LW_MUST_USE lw_status lw_student_tensor(const lw_student *student, const lw_samp
 
 // Exports tensor `index` of a held sample as a DLPack (1.0) tensor, flagged read-only, that holds a reference of its own: the sample may be
 // released, and the student closed and freed, before it. Its consumer calls its `deleter` once, on any thread, also
-// while the process ends; in a forked child that does nothing. `*out` is the caller's.
-LW_MUST_USE lw_status lw_student_dlpack(const lw_student *student, const lw_sample *sample, size_t index, DLManagedTensorVersioned **out);
+// while the process ends; in a forked child that does nothing. On a device, its bytes are complete, so no stream has to wait for anything; and a deleter,
+// which cannot say on which stream the tensor was read, frees the slot once all that was queued on the device by then is done. `*out` is the caller's.
+LW_MUST_USE
+lw_status lw_student_dlpack(const lw_student *student,
+                            const lw_sample *sample,
+                            size_t index,
+                            DLManagedTensorVersioned **out);
 
 // The student's copy of its layout: never NULL but for a NULL student, valid until `lw_student_free`, not to be freed.
 const lw_layout *lw_student_layout(const lw_student *student);
@@ -615,6 +666,12 @@ void lw_student_free(lw_student *student);
  * task alone (model, lane, step, seed), so that another worker can make the same again.
  */
 
+// In `device` of `lw_worker_options`: tasks' memory is the host's, always, and the library copies to the student's device.
+#define LW_MAKE_IN_HOST_MEMORY -1
+
+// In `device` of `lw_worker_options`: tasks' memory is the student's own, on its device, and nothing is copied.
+#define LW_MAKE_ON_STUDENTS_DEVICE -2
+
 // A worker. All functions but `lw_worker_free` may be called by any number of threads at once; calls of `lw_worker_take`
 // queue up behind each other.
 typedef struct lw_worker lw_worker;
@@ -642,11 +699,17 @@ typedef struct {
     uint32_t batch_size;
     // How long to spin before sleeping, in microseconds. Default `LW_SPIN_ADAPTIVE`.
     uint32_t spin_us;
+    // Where samples are made for students whose medium is "cuda": the number of a CUDA device in this process, `LW_MAKE_ON_STUDENTS_DEVICE`, or
+    // `LW_MAKE_IN_HOST_MEMORY` (the default). Students in host memory have them made there in any case.
+    int32_t device;
+    // Zero.
+    uint32_t reserved;
 } lw_worker_options;
 
 // One sample to be made. A plain value that may be copied; it is open until it is committed or failed.
 typedef struct {
-    // Where its bytes go: 64-byte aligned, writable while the task is open. What was there before is undefined.
+    // Where its bytes go: 64-byte aligned, writable while the task is open; a device's address if `flags` has `LW_ON_DEVICE`. What was there before is
+    // undefined.
     void *data;
     // How many fit.
     uint64_t capacity;
@@ -672,13 +735,14 @@ typedef struct {
     const lw_layout *layout;
     // How many tries of this ticket have failed before: 0 for the first.
     uint32_t attempt;
-    // Zero.
-    uint32_t reserved;
+    // 0 or `LW_ON_DEVICE`.
+    uint32_t flags;
 } lw_task;
 
 // Makes `count` samples of one student and one generation: fills `tasks[i].data`. `lengths[i]` is the sample's length in
 // bytes, set to that of the whole layout before the call. Returns 0 to commit them; anything else fails them all, with the text given to
-// `lw_set_last_error`. Runs on the thread that called `lw_worker_run`. Must not throw.
+// `lw_set_last_error`. Runs on the thread that called `lw_worker_run`. Must not throw. All that was queued
+// on the device of tasks on one is waited for then.
 typedef int32_t (*lw_fill_fn)(void *user, const lw_task *tasks, size_t *lengths, size_t count);
 
 // Sets `struct_size` and the defaults. NULL is allowed.
@@ -707,6 +771,7 @@ lw_status lw_worker_input(const lw_worker *worker,
 // The tensors of what an open task's ticket carries; NULL if it carries nothing, for a task that is not open, and for NULL. Valid until
 // `lw_worker_free`, not to be freed.
 const lw_layout *lw_worker_input_layout(const lw_worker *worker, const lw_task *task);
+
 // Exports tensor `index` of an open task as a DLPack (1.0) tensor to be written. Its memory stays mapped until its `deleter` is called, once, on any thread; but
 // once the task is no longer open, it is others' to write. `*out` is the caller's.
 LW_MUST_USE
@@ -720,8 +785,9 @@ LW_MUST_USE lw_status lw_worker_write(const lw_worker *worker, const lw_task *ta
 
 // Publishes `count` samples of `lengths[i]` bytes at `tasks[i].data` each; `lengths` NULL: all tensors of each. A length that is not the layout's, or a task
 // that is not open, is `LW_INVALID_ARGUMENT`, and nothing is published. After any other error, a medium's say, what could not be published was failed with its message. `*wanted` (may be NULL) becomes the number that somebody still
-// waited for; the others were overtaken (a model switch, another worker) and dropped, which is no error. `stream` is reserved for the
-// stream or event after which the bytes are there: NULL.
+// waited for; the others were overtaken (a model switch, another worker) and dropped, which is no error. `stream` is NULL, or, for tasks on a device, the
+// stream on which writing them is queued (as in `lw_student_release`, of the device that the tasks' tensors are on): this waits until that is done, and
+// publishes them then. NULL stands for all that this process has queued on that device.
 LW_MUST_USE
 lw_status lw_worker_commit(const lw_worker *worker,
                            const lw_task *tasks,
@@ -1347,7 +1413,8 @@ LW_MUST_USE lw_status lw_loader_step(const lw_loader *loader, uint64_t *step);
 const lw_recipe *lw_loader_recipe(const lw_loader *loader);
 
 // Dataset `index`, in the recipe's order, to read and locate documents in; NULL if there is none, or for NULL. Valid
-// until `lw_loader_free`, not to be freed. Any thread.
+// until `lw_loader_free`, not to be freed. The datasets of a loader that `lw_loader_connect` made are opened by the first
+// call; NULL, and `lw_last_error`, if they cannot be opened in this process. Any thread.
 const lw_dataset *lw_loader_dataset(const lw_loader *loader, size_t index);
 
 // Writes what the loader is, one JSON object, NUL-terminated, into `buffer`: `fingerprint` (of the recipe, in
@@ -1394,36 +1461,6 @@ void lw_loader_close(const lw_loader *loader);
 // Closes the loader and frees the handle; NULL is allowed. Not while another thread uses it. Batches, and DLPack
 // tensors of them, stay valid.
 void lw_loader_free(lw_loader *loader);
-
-/* ==== state =========================================================================================================
- *
- * Where a loader stands, saved and loaded: what makes a run go on, on any number of ranks.
- */
-
-// A state that was saved: the bytes of `lw_loader_save`, or the JSON text of `lw_loader_save_json`, which may be
-// several ranks' merged.
-typedef struct {
-    // Its bytes.
-    const void *data;
-    // How many.
-    size_t len;
-} lw_state;
-
-// Saves where the loader stands after the last batch that `lw_loader_next` returned: entries, by lane, for this
-// rank's lanes. Changes nothing. Writes it into `buffer`; `*len` becomes its number of bytes in any case; `capacity`
-// 0 only asks for it. Its size does not depend on how far the run has come.
-LW_MUST_USE lw_status lw_loader_save(const lw_loader *loader, void *buffer, size_t capacity, size_t *len);
-
-// The same as one JSON object, `{"meta": …, "lanes": {"17": "<base64>", …}}`, NUL-terminated. `meta` is the same on
-// all ranks, and each lane is one rank's: merging the ranks' objects key by key gives the state of the whole run.
-// `*len` becomes its length without the NUL.
-LW_MUST_USE lw_status lw_loader_save_json(const lw_loader *loader, char *buffer, size_t capacity, size_t *len);
-
-// Goes on from `count` states of one moment of one run, of any number of ranks, which together hold at least this
-// rank's lanes: `LW_NOT_FOUND` names the lane that is missing. What would give other rows (a changed recipe,
-// tokenizer or shard) is refused by its name (`LW_REFUSED`), and a damaged state is `LW_CORRUPT`; the loader then
-// stays where it was.
-LW_MUST_USE lw_status lw_loader_load(const lw_loader *loader, const lw_state *states, size_t count);
 
 /* ==== rows ==========================================================================================================
  *
@@ -1474,6 +1511,144 @@ void lw_rows_cancel(const lw_rows *rows);
 
 // Frees the handle; NULL is allowed. Not while another thread uses it. Batches stay valid.
 void lw_rows_free(lw_rows *rows);
+
+/* ==== server ========================================================================================================
+ *
+ * The node loader's process: one pipeline for each rank of a node, whose batches any number of peers in other processes
+ * read where they lie (`lw_loader_connect`). `laneway serve` is the same as a program; a server in a program of one's own is for
+ * recipes that name functions. docs/node_loader.md explains how it works.
+ */
+
+// A server of this process. Any number of threads may use it at once.
+typedef struct lw_server lw_server;
+
+// What a server serves, and how. Fill it after `lw_server_options_init`. What it points to is read during
+// `lw_server_start` only.
+typedef struct {
+    // `sizeof(lw_server_options)`.
+    size_t struct_size;
+    // What it is called: 1 to 40 letters, digits, '-', '_' or '.', NUL-terminated. NULL (the default): "default". One
+    // server of a name runs at a time, in `$LANEWAY_DIR`.
+    const char *name;
+    // Threads, prefetch, caches, functions, operators and progress of the pipelines; NULL: all defaults. Its `rank`,
+    // `ranks`, `microbatch_size` and `uneven` are each peer's to say and must be left alone.
+    const lw_loader_options *loader;
+    // Data-parallel ranks in all, on all nodes; 0 (the default): as many as the first peer says.
+    uint32_t ranks;
+    // Ranks of this node, among which the threads are shared out; 0 (the default): all of them.
+    uint32_t local_ranks;
+    // Peers of each rank: its first batches are kept until so many have come. A peer may say more. Default 1.
+    uint32_t peers;
+    // Batches that lie ready for the slowest peer of a rank, 1 to 32. Default 3.
+    uint32_t slots;
+    // Ends when nobody has been connected for so many milliseconds; -1 (the default): never by itself.
+    int64_t exit_when_idle_ms;
+} lw_server_options;
+
+// Sets `struct_size` and the defaults. NULL is allowed.
+void lw_server_options_init(lw_server_options *options);
+
+// Takes the name (`LW_IN_USE`: a living server has it), opens data and tokenizer, and serves on threads of its own
+// until `lw_server_free`. Peers that come while the data is opened wait. `options` may be NULL. On success `*out` is
+// the caller's. Any thread.
+LW_MUST_USE lw_status lw_server_start(const lw_recipe *recipe, const lw_server_options *options, lw_server **out);
+
+// Waits until `deadline` for the server to end: because of `lw_server_stop`, of `laneway stop`, or because nobody has
+// been there. `LW_TIMEOUT`: it goes on. Any thread.
+LW_MUST_USE lw_status lw_server_wait(const lw_server *server, int64_t deadline);
+
+// Writes what the server is doing, one JSON object, NUL-terminated, into `buffer`: `name`, `pid`, `ranks`, `peers`
+// (their processes), and in `feeds`, for each rank that somebody has asked for, `rank`, `step` (of the next batch to be
+// made), `batches` (made), `peers` and `awaited`. `*len` becomes its length without the NUL; `capacity` 0 only asks for
+// it; it may grow between two calls. Any thread.
+LW_MUST_USE lw_status lw_server_stats(const lw_server *server, char *buffer, size_t capacity, size_t *len);
+
+// Asks the server to end, and does not wait for it. Peers wait for another of its name. NULL is allowed. Any thread;
+// safe in a signal handler.
+void lw_server_stop(const lw_server *server);
+
+// Ends the server, waits for its threads, and frees the handle; NULL is allowed. Not while another thread uses it. What
+// peers hold stays readable.
+void lw_server_free(lw_server *server);
+
+/* ==== connect =======================================================================================================
+ *
+ * A loader whose batches a server of this node makes. It is an `lw_loader` like any other: the same batches, the same
+ * states, for every function of loaders.
+ */
+
+// Which peer this is. Fill it after `lw_connect_options_init`. What it points to is read during `lw_loader_connect`
+// only.
+typedef struct {
+    // `sizeof(lw_connect_options)`.
+    size_t struct_size;
+    // What the server is called, NUL-terminated. NULL (the default): "default".
+    const char *name;
+    // This rank, from 0. Default 0. All tensor-, pipeline- and context-parallel peers of one data-parallel rank use
+    // its number, and read the same memory.
+    uint32_t rank;
+    // Data-parallel ranks in all. Default 1.
+    uint32_t ranks;
+    // As in `lw_loader_options`; the same for all peers of a server.
+    uint64_t microbatch_size;
+    // As in `lw_loader_options`; the same for all peers of a server.
+    int32_t uneven;
+    // Peers of this rank: its first batches, and those after a load, are kept until so many have come. Default 1.
+    uint32_t peers;
+    // How long to look for a batch before sleeping, in microseconds. Default 0; `LW_SPIN_ADAPTIVE`: for as long as that
+    // has paid.
+    uint32_t spin_us;
+    // How long to wait for a server, in milliseconds: at the beginning, and for another when one has died. Default 60000.
+    uint32_t patience_ms;
+    // Told of what the server indexes and counts while this loader waits for it. NULL (the default): nobody is.
+    lw_progress_fn progress;
+    // Handed to `progress`.
+    void *progress_user;
+} lw_connect_options;
+
+// Sets `struct_size` and the defaults. NULL is allowed.
+void lw_connect_options_init(lw_connect_options *options);
+
+// Connects to the server of that name, for which it waits. `recipe` may be NULL: the server's; else what differs from
+// that is named (`LW_REFUSED`). `options` may be NULL. `LW_NOT_FOUND`: there is no server. On success `*out` is the
+// caller's: free it with `lw_loader_free`. Any thread.
+//
+// A loader that was neither loaded nor moved starts at the beginning, and is refused if the rank's other peers have left
+// that behind: see `peers`. `lw_loader_load` and `lw_loader_seek` move the pipeline of the rank, unless it is at that
+// place: each of its peers does the same, and one that does not gets `LW_STALE` from `lw_loader_next`. When a server
+// dies, `lw_loader_next` goes on with another of its name exactly where it was; `LW_PEER_DEAD` when none has come within
+// `patience_ms`: nothing is lost, call again.
+LW_MUST_USE lw_status lw_loader_connect(const lw_recipe *recipe, const lw_connect_options *options, lw_loader **out);
+
+/* ==== state =========================================================================================================
+ *
+ * Where a loader stands, saved and loaded: what makes a run go on, on any number of ranks.
+ */
+
+// A state that was saved: the bytes of `lw_loader_save`, or the JSON text of `lw_loader_save_json`, which may be
+// several ranks' merged.
+typedef struct {
+    // Its bytes.
+    const void *data;
+    // How many.
+    size_t len;
+} lw_state;
+
+// Saves where the loader stands after the last batch that `lw_loader_next` returned: entries, by lane, for this
+// rank's lanes. Changes nothing. Writes it into `buffer`; `*len` becomes its number of bytes in any case; `capacity`
+// 0 only asks for it. Its size does not depend on how far the run has come.
+LW_MUST_USE lw_status lw_loader_save(const lw_loader *loader, void *buffer, size_t capacity, size_t *len);
+
+// The same as one JSON object, `{"meta": …, "lanes": {"17": "<base64>", …}}`, NUL-terminated. `meta` is the same on
+// all ranks, and each lane is one rank's: merging the ranks' objects key by key gives the state of the whole run.
+// `*len` becomes its length without the NUL.
+LW_MUST_USE lw_status lw_loader_save_json(const lw_loader *loader, char *buffer, size_t capacity, size_t *len);
+
+// Goes on from `count` states of one moment of one run, of any number of ranks, which together hold at least this
+// rank's lanes: `LW_NOT_FOUND` names the lane that is missing. What would give other rows (a changed recipe,
+// tokenizer or shard) is refused by its name (`LW_REFUSED`), and a damaged state is `LW_CORRUPT`; the loader then
+// stays where it was.
+LW_MUST_USE lw_status lw_loader_load(const lw_loader *loader, const lw_state *states, size_t count);
 
 #ifdef __cplusplus
 }
