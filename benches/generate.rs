@@ -25,7 +25,7 @@ const ROWS: u64 = 64;
 const BATCH: u32 = 8;
 
 fn layout() -> Layout {
-    Layout::new(vec![TensorSpec { name: "x".into(), shape: vec![BYTES], dtype: DType::UInt8 }]).unwrap()
+    Layout::new(vec![TensorSpec::new("x", [BYTES], DType::UInt8)]).unwrap()
 }
 
 fn soon() -> i64 {

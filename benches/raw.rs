@@ -26,7 +26,7 @@ const AHEAD: u32 = 15;
 const BATCH: u32 = 8;
 
 fn layout(bytes: u64) -> Layout {
-    Layout::new(vec![TensorSpec { name: "x".into(), shape: vec![bytes], dtype: DType::UInt8 }]).unwrap()
+    Layout::new(vec![TensorSpec::new("x", [bytes], DType::UInt8)]).unwrap()
 }
 
 fn soon() -> i64 {

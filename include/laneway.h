@@ -167,6 +167,11 @@ lw_status lw_log_set_callback(lw_log_fn callback, void *user, void (*drop)(void 
  *
  * The tensors of one sample: their names, shapes and dtypes, and where each lies in the sample's bytes. Tensors lie in
  * the order given, each starts at a multiple of 64 bytes, row-major without strides; the tail is not padded.
+ *
+ * A *ragged* dimension has its own length in every sample, up to a maximum that slots have room for. In JSON it is written `"seq<=2048"`;
+ * all dimensions of one name have one length. A ragged tensor starts where it would with all dimensions at their maximum, and lies there
+ * row-major in its true shape; the rest of its place is zero. Behind the last tensor, at a multiple of 64 bytes, lie the true shapes of
+ * the ragged tensors in order: `ndim` little-endian `int64_t` each.
  */
 
 // Element types.
@@ -222,11 +227,11 @@ typedef struct {
 typedef struct {
     // The first element.
     void *data;
-    // `ndim` sizes, outermost first.
+    // `ndim` sizes, outermost first; of a ragged tensor in a sample the true ones.
     const int64_t *shape;
     // NUL-terminated UTF-8.
     const char *name;
-    // Bytes at `data`.
+    // Bytes at `data`: those of the shape.
     uint64_t nbytes;
     // Number of dimensions.
     int32_t ndim;
@@ -238,11 +243,14 @@ typedef struct {
     int32_t device_id;
 } lw_tensor;
 
-// Makes a layout of `count` tensors. On success `*out` is the caller's: free it with `lw_layout_free`. Any thread.
+// Makes a layout of `count` tensors of fixed shape, of whose values nothing is asked; `lw_layout_from_json` makes the others. On success
+// `*out` is the caller's: free it with `lw_layout_free`. Any thread.
 LW_MUST_USE lw_status lw_layout_new(const lw_tensor_spec *specs, size_t count, lw_layout **out);
 
-// Makes a layout from `{"specs": [{"name": "x", "shape": [3, 224], "dtype": "float32"}, …]}`: `len` bytes of UTF-8.
-// Unknown fields are errors. On success `*out` is the caller's: free it with `lw_layout_free`. Any thread.
+// Makes a layout from `{"specs": [{"name": "x", "shape": [3, 224], "dtype": "float32"}, …]}`: `len` bytes of UTF-8. A size may be a name
+// and a maximum, `"seq<=2048"`: a ragged dimension. `"finite": true` asks for finite values of a float type, `"min"` and `"max"` for
+// values of an integer type from one to the other: what a worker commits is checked. Unknown fields are errors. On success `*out` is the
+// caller's: free it with `lw_layout_free`. Any thread.
 LW_MUST_USE lw_status lw_layout_from_json(const char *text, size_t len, lw_layout **out);
 
 // Writes the layout as `lw_layout_from_json` reads it, NUL-terminated, into `buffer`; equal layouts give equal text.
@@ -255,21 +263,28 @@ uint64_t lw_layout_nbytes(const lw_layout *layout);
 // Number of tensors; 0 if `layout` is NULL. Any thread.
 size_t lw_layout_count(const lw_layout *layout);
 
-// Describes tensor `index`: `*tensor` with `data` NULL, and its byte offset in a sample (`offset` may be NULL). The
-// shape and name belong to the layout and are valid until it is freed. Any thread.
+// Describes tensor `index`: `*tensor` with `data` NULL, ragged dimensions at their maximum, and its byte offset in a sample (`offset` may
+// be NULL). The shape and name belong to the layout and are valid until it is freed. Any thread.
 LW_MUST_USE lw_status lw_layout_tensor(const lw_layout *layout, size_t index, lw_tensor *tensor, uint64_t *offset);
 
 // Finds the tensor of that NUL-terminated name; `LW_NOT_FOUND` if there is none. Any thread.
 LW_MUST_USE lw_status lw_layout_find(const lw_layout *layout, const char *name, size_t *index);
 
-// Copies tensors into a sample of `lw_layout_nbytes` bytes at `out` (`capacity` must be at least that); bytes between
-// tensors become 0. `tensors` holds each tensor of the layout once, matched by name, or, where `name` is NULL, by
-// position. Dtype, shape and `nbytes` must be the layout's. Tensors must not overlap `out`. Any thread.
+// Copies tensors into a sample of `lw_layout_nbytes` bytes at `out` (`capacity` must be at least that); bytes between tensors become 0.
+// `tensors` holds each tensor of the layout once, matched by name, or, where `name` is NULL, by position. Dtype, shape and `nbytes` must
+// be the layout's; the shapes of ragged tensors give the sample its lengths. Values are not looked at: a worker's commit does that.
+// Tensors must not overlap `out`. Any thread.
 LW_MUST_USE lw_status lw_layout_encode(const lw_layout *layout, const lw_tensor *tensors, size_t count, void *out, size_t capacity);
 
-// Fills `tensors[0 … count-1]`, where `count` is that of the layout, with views of the sample of `len` bytes at `data`.
-// Nothing is copied: the views are as long-lived and as writable as `data`; shapes and names belong to the layout. Any thread.
-LW_MUST_USE lw_status lw_layout_decode(const lw_layout *layout, const void *data, size_t len, lw_tensor *tensors, size_t count);
+// Fills `tensors[0 … count-1]`, where `count` is that of the layout, with views of the sample of `len` bytes at `data`. Nothing is copied:
+// the views are as long-lived and as writable as `data`. Names belong to the layout, and shapes too, but those of ragged tensors, which
+// are the sample's own and lie in `data` (which must then be aligned to 8 bytes); `LW_CORRUPT` if they are wrong. Any thread.
+LW_MUST_USE
+lw_status lw_layout_decode(const lw_layout *layout,
+                           const void *data,
+                           size_t len,
+                           lw_tensor *tensors,
+                           size_t count);
 
 // Frees a layout made by `lw_layout_new` or `lw_layout_from_json`; NULL is allowed. Students and workers that were
 // opened with it have their own copy. Not while another thread uses it.
@@ -596,8 +611,9 @@ lw_status lw_student_release(const lw_student *student,
 // Copies the first `len` bytes of a held sample to `out`, in host memory, wherever the sample lies; waits until they are there.
 LW_MUST_USE lw_status lw_student_read(const lw_student *student, const lw_sample *sample, void *out, size_t len);
 
-// Describes tensor `index` of a held sample: a view, not to be written, as long-lived as the sample's reference. Shape and
-// name belong to the student.
+// Describes tensor `index` of a held sample: a view, not to be written, as long-lived as the sample's reference. Shape and name belong to
+// the student; the shape of a ragged tensor is the sample's true one and lies in its memory. `LW_CORRUPT`: the shape is beyond its
+// maximum.
 LW_MUST_USE lw_status lw_student_tensor(const lw_student *student, const lw_sample *sample, size_t index, lw_tensor *tensor);
 
 // Exports tensor `index` of a held sample as a DLPack (1.0) tensor, flagged read-only, that holds a reference of its own: the sample may be
@@ -623,11 +639,9 @@ uint64_t lw_student_lane(const lw_student *student);
 // The step of the next sample that `lw_student_next` hands out in ticket order; 0 for NULL.
 uint64_t lw_student_cursor(const lw_student *student);
 
-// Goes back: samples from `step` on, which is at most `lw_student_cursor`, count as not handed out, and are made anew by the current model. For loaders that threw
-// away what they had. What is held stays held.
-LW_MUST_USE
-lw_status lw_student_rewind(const lw_student *student,
-                            uint64_t step);
+// Goes back: samples from `step` on, which is at most `lw_student_cursor`, count as not handed out, and are made anew by the current
+// model. For loaders that threw away what they had. What is held stays held.
+LW_MUST_USE lw_status lw_student_rewind(const lw_student *student, uint64_t step);
 
 // Writes what the student is registered as, one JSON object (`{"group": "default", "host": "…", "lane": 0, "session": 123}`), NUL-terminated, into
 // `buffer`. `*len` becomes its length without the NUL; `capacity` 0 only asks for it.
@@ -757,8 +771,15 @@ LW_MUST_USE lw_status lw_worker_open(const lw_worker_options *options, int64_t d
 // `LW_INTERRUPTED`, `LW_FORKED`.
 LW_MUST_USE lw_status lw_worker_take(const lw_worker *worker, int64_t deadline, lw_task *tasks, size_t max, size_t *count);
 
-// Describes tensor `index` of an open task: a writable view, valid while the task is open. Shape and name belong to the worker.
+// Describes tensor `index` of an open task: a writable view, valid while the task is open. Shape and name belong to the worker; the shape
+// of a ragged tensor lies in the task's memory, and its lengths must have been set (`lw_worker_set_length`, or by writing the sample with
+// `lw_layout_encode`).
 LW_MUST_USE lw_status lw_worker_tensor(const lw_worker *worker, const lw_task *task, size_t index, lw_tensor *tensor);
+
+// Sets the length of a ragged dimension of an open task, in all tensors that have it: `dimension` is its NUL-terminated name, `length` at
+// most its maximum. Each must be set before the views of its tensors are asked for, and before the commit. May be set again; what was
+// written is then to be written anew.
+LW_MUST_USE lw_status lw_worker_set_length(const lw_worker *worker, const lw_task *task, const char *dimension, uint64_t length);
 
 // Describes tensor `index` of what an open task's ticket carries: a view, not to be written, valid while the task is open. Shape and name belong to
 // the worker. `LW_NOT_FOUND`: it carries nothing.
@@ -783,11 +804,15 @@ lw_status lw_worker_dlpack(const lw_worker *worker,
 // Copies `len` bytes of host memory to the beginning of an open task's memory, wherever that is, and returns once they are there.
 LW_MUST_USE lw_status lw_worker_write(const lw_worker *worker, const lw_task *task, const void *data, size_t len);
 
-// Publishes `count` samples of `lengths[i]` bytes at `tasks[i].data` each; `lengths` NULL: all tensors of each. A length that is not the layout's, or a task
-// that is not open, is `LW_INVALID_ARGUMENT`, and nothing is published. After any other error, a medium's say, what could not be published was failed with its message. `*wanted` (may be NULL) becomes the number that somebody still
-// waited for; the others were overtaken (a model switch, another worker) and dropped, which is no error. `stream` is NULL, or, for tasks on a device, the
-// stream on which writing them is queued (as in `lw_student_release`, of the device that the tasks' tensors are on): this waits until that is done, and
-// publishes them then. NULL stands for all that this process has queued on that device.
+// Publishes `count` samples of `lengths[i]` bytes at `tasks[i].data` each; `lengths` NULL: all tensors of each. A length that is not the
+// layout's, or a task that is not open, is `LW_INVALID_ARGUMENT`, and nothing is published. A sample that is not what the layout asks for
+// (the length of a ragged dimension was not set, a value is not finite or not between `min` and `max`) is failed with the reason, which
+// names the tensor, the first bad index and its value; the others are published, and the call returns `LW_TASK_FAILED` with the first
+// reason. After any other error, a medium's say, what could not be published was failed with its message. `*wanted` (may be NULL) becomes
+// the number that somebody still waited for; the others were overtaken (a model switch, another worker) and dropped, which is no error.
+// `stream` is NULL, or, for tasks on a device, the stream on which writing them is queued (as in `lw_student_release`, of the device that
+// the tasks' tensors are on): this waits until that is done, and publishes them then. NULL stands for all that this process has queued on
+// that device.
 LW_MUST_USE
 lw_status lw_worker_commit(const lw_worker *worker,
                            const lw_task *tasks,
@@ -1649,6 +1674,35 @@ LW_MUST_USE lw_status lw_loader_save_json(const lw_loader *loader, char *buffer,
 // tokenizer or shard) is refused by its name (`LW_REFUSED`), and a damaged state is `LW_CORRUPT`; the loader then
 // stays where it was.
 LW_MUST_USE lw_status lw_loader_load(const lw_loader *loader, const lw_state *states, size_t count);
+
+/* ==== metrics =======================================================================================================
+ *
+ * Numbers of all that this process has open: students, workers, loaders, brokers. docs/metrics.md lists every one with
+ * its unit. Asking costs nothing until it is done, and no listener is there unless one is started.
+ */
+
+// A listener that answers `GET /metrics` with the text of `lw_metrics_text`, on a thread of its own.
+typedef struct lw_metrics_server lw_metrics_server;
+
+// Writes the numbers as one JSON object, NUL-terminated, into `buffer`: `{"version", "pid", "students": […], "workers":
+// […], "loaders": […], "brokers": […]}`, where an entry has what tells it from others and `counters`. `*len` becomes its
+// length without the NUL; `capacity` 0 only asks for it. They may grow between two calls. Any thread.
+LW_MUST_USE lw_status lw_metrics_snapshot(char *buffer, size_t capacity, size_t *len);
+
+// Writes the same numbers as lines of text, NUL-terminated, in Prometheus' format: `name{label="value"} number`. As
+// `lw_metrics_snapshot` otherwise.
+LW_MUST_USE lw_status lw_metrics_text(char *buffer, size_t capacity, size_t *len);
+
+// Starts a listener at `address`, NUL-terminated `host:port`; port 0 takes any free one. It tells numbers to whoever can
+// connect: `127.0.0.1` is this host only. `LW_IO` if the address is taken. On success `*out` is the caller's: free it with
+// `lw_metrics_server_free`. Any thread.
+LW_MUST_USE lw_status lw_metrics_serve(const char *address, lw_metrics_server **out);
+
+// The port at which it listens; 0 for NULL. Any thread.
+uint16_t lw_metrics_server_port(const lw_metrics_server *server);
+
+// Ends the listener and frees it; NULL is allowed. Not while another thread uses it.
+void lw_metrics_server_free(lw_metrics_server *server);
 
 #ifdef __cplusplus
 }

@@ -218,6 +218,10 @@ class Task {
     check(lw_worker_tensor(worker_.get(), &task_, index, &tensor));
     return tensor;
   }
+  // The length of a ragged dimension, in all tensors that have it: set before their views are asked for.
+  void set_length(const std::string& dimension, std::uint64_t length) const {
+    check(lw_worker_set_length(worker_.get(), &task_, dimension.c_str(), length));
+  }
   Tensor tensor(const std::string& name) const { return tensor(layout().find(name)); }
   // What its ticket carries, by name; not to be written: take Span<const T>.
   Tensor input(const std::string& name) const {

@@ -65,7 +65,7 @@ mod fields;
 mod parse;
 mod table;
 
-use crate::base::{DType, Error, Layout, Result, TensorSpec};
+use crate::base::{DType, Error, Layout, Result, Shape, TensorSpec};
 use crate::data::DatasetSpec;
 use crate::plan::{BatchSchedule, Order, Steps, Unit, Weights};
 
@@ -370,7 +370,7 @@ impl GenerateRecipe {
 impl GenerateRecipe {
     /// The tensors that a ticket carries of a row of `length` tokens, if it carries any.
     pub fn input_layout(&self, length: u32) -> Result<Option<Layout>> {
-        let spec = |name: &str, dtype| TensorSpec { name: name.into(), shape: vec![u64::from(length)], dtype };
+        let spec = |name: &str, dtype| TensorSpec::new(name, [u64::from(length)], dtype);
         match self.input {
             GenerateInput::Ticket => Ok(None),
             GenerateInput::Tokens => {
@@ -383,6 +383,13 @@ impl GenerateRecipe {
     fn check(&self) -> Result<()> {
         if self.batch_size == 0 || self.batch_size > 4096 {
             return Err(Error::invalid(format!("generate.batch_size is {}; it must be from 1 to 4096", self.batch_size)));
+        }
+        if let Some(spec) = self.layout.specs().iter().find(|s| s.is_ragged()) {
+            return Err(Error::invalid(format!(
+                "generate.layout: tensor '{}' has the shape {}, and samples of rows are stacked: give the dimension its maximum as a size, and fill up",
+                spec.name,
+                Shape(&spec.shape)
+            )));
         }
         if self.layout.nbytes() == 0 {
             return Err(Error::invalid("generate.layout: its tensors have no bytes, so nothing could be made"));

@@ -6,9 +6,9 @@ use std::path::Path;
 use std::{env, fs};
 
 /// The nouns in reading order: each file's section may use the types of those before it.
-const NOUNS: [&str; 19] = [
+const NOUNS: [&str; 20] = [
     "status", "version", "log", "layout", "medium", "broker", "student", "worker", "dataset", "recipe", "batch", "function", "operator", "generate",
-    "loader", "rows", "server", "connect", "state",
+    "loader", "rows", "server", "connect", "state", "metrics",
 ];
 
 const TOP: &str = include_str!("header/top.h");

@@ -99,8 +99,8 @@ def _many(plan: Plan, text: Corpus, folder: Path) -> Row:
     plan.begin(title)
     recipes = {}
     for lanes in ("256", "1"):
-        (folder / lanes).mkdir()
-        recipes[lanes] = text.recipe(folder / lanes, text.folder / "text", lanes=lanes, global_batch="256")
+        (of_it := folder / f"lanes-{lanes}").mkdir()
+        recipes[lanes] = text.recipe(of_it, text.folder / "text", lanes=lanes, global_batch="256")
     of = {lanes: {"recipe": recipe, "microbatch": 8} for lanes, recipe in recipes.items()}
     results = plan.interleave([Peer(MANY, "lanes_laneway", of["256"]), Peer("1 lane", "lanes_laneway", of["1"])])
     row = Row(title, lines(results), raw=raw(results))

@@ -110,12 +110,19 @@ def _start(plan: Plan, text: Corpus, folder: Path) -> Row:
             row.lines.append(Line(name, missing=str(command)))
             continue
         took, cpu = [], []
+        failure = None
         for _ in range(TIMES + 1):
             before, begin = os.times(), time.perf_counter()
-            subprocess.run([*command, str(recipe)], check=True, env=python)
+            done = subprocess.run([*command, str(recipe)], capture_output=True, text=True, env=python)
+            if done.returncode != 0:
+                failure = done.stderr.strip()[-300:] or f"it ended with {done.returncode}"
+                break
             took.append(time.perf_counter() - begin)
             after = os.times()
             cpu.append(after.children_user + after.children_system - before.children_user - before.children_system)
+        if failure is not None:
+            row.lines.append(Line(name, missing=failure.replace("\n", " | ")))
+            continue
         # The first fills caches.
         seconds = statistics.median(took[1:])
         row.lines.append(Line(name, {"s": seconds, "CPU s": statistics.median(cpu[1:])}))

@@ -477,6 +477,31 @@ class Rows {
   std::unique_ptr<lw_rows, detail::Freed<lw_rows, lw_rows_free>> handle_;
 };
 
+// Numbers of all that this process has open: one JSON object, or lines in Prometheus' text format.
+inline std::string metrics() {
+  check_abi();
+  return detail::text(lw_metrics_snapshot);
+}
+inline std::string metrics_text() {
+  check_abi();
+  return detail::text(lw_metrics_text);
+}
+
+// A listener that answers GET /metrics; port 0 takes any free one.
+class MetricsServer {
+ public:
+  explicit MetricsServer(const std::string& address = "127.0.0.1:0") {
+    check_abi();
+    lw_metrics_server* handle = nullptr;
+    check(lw_metrics_serve(address.c_str(), &handle));
+    handle_.reset(handle);
+  }
+  std::uint16_t port() const noexcept { return lw_metrics_server_port(handle_.get()); }
+
+ private:
+  std::unique_ptr<lw_metrics_server, detail::Freed<lw_metrics_server, lw_metrics_server_free>> handle_;
+};
+
 }  // namespace laneway
 
 #endif  // LANEWAY_LANES_HPP

@@ -143,7 +143,7 @@ impl lw_batch {
         };
         let spec = &taught.layout().specs()[i];
         let (start, shape) = (taught.start(i).cast_mut().cast(), taught.shape(i));
-        let (named, _) = layout.view(i, std::ptr::null_mut(), taught.layout().nbytes())?;
+        let (named, _) = layout.describe(i)?;
         Ok((view(start, shape, named.name, self.batch.rows().len() * spec.nbytes()?, spec.dtype as i32), shape))
     }
 

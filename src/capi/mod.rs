@@ -44,6 +44,7 @@ pub mod generate;
 
 pub mod loader;
 
+pub mod metrics;
 pub mod server;
 
 pub mod connect;

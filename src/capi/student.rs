@@ -11,7 +11,7 @@ use super::guard::{guard, guard_or};
 use super::layout::{lw_layout, lw_tensor};
 use super::medium::lw_medium;
 use super::status::lw_status;
-use crate::base::{Error, Result};
+use crate::base::{Error, Result, Status};
 use crate::exchange::message::{Model, StudentRole};
 use crate::exchange::student::{Numbering, Sample, Student, StudentOptions, Tickets};
 use crate::medium::{MediumChoice, Place, Stream};
@@ -365,8 +365,9 @@ pub unsafe extern "C" fn lw_student_read(student: *const lw_student, sample: *co
     })
 }
 
-/// Describes tensor `index` of a held sample: a view, not to be written, as long-lived as the sample's reference. Shape and
-/// name belong to the student.
+/// Describes tensor `index` of a held sample: a view, not to be written, as long-lived as the sample's reference. Shape and name belong to
+/// the student; the shape of a ragged tensor is the sample's true one and lies in its memory. `LW_CORRUPT`: the shape is beyond its
+/// maximum.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_student_tensor(student: *const lw_student, sample: *const lw_sample, index: usize, tensor: *mut lw_tensor) -> lw_status {
@@ -374,7 +375,9 @@ pub unsafe extern "C" fn lw_student_tensor(student: *const lw_student, sample: *
         // SAFETY: the caller promises a valid handle and sample.
         let (student, sample) = unsafe { (arg::object(student, "student")?, arg::object(sample, "sample")?) };
         let tensor = arg::out(tensor, "tensor")?;
-        let (view, _) = student.layout.view(index, sample.data.cast_mut().cast(), sample.nbytes as usize)?;
+        // SAFETY: the caller promises a sample that is held, which has `nbytes` bytes at `data`: in host memory if the layout is ragged, for `open` refuses another
+        // medium then.
+        let view = unsafe { student.layout.view(index, sample.data.cast_mut().cast(), sample.nbytes as usize, Status::Corrupt) }?;
         // SAFETY: not NULL; the caller promises that it is writable.
         unsafe { tensor.write(view.placed(student.student.place())) };
         Ok(())
@@ -397,9 +400,13 @@ pub unsafe extern "C" fn lw_student_dlpack(
         // SAFETY: the caller promises a valid handle and sample.
         let (student, sample) = unsafe { (arg::object(student, "student")?, arg::object(sample, "sample")?) };
         let out = arg::out(out, "out")?;
-        let (view, _) = student.layout.view(index, sample.data.cast_mut().cast(), sample.nbytes as usize)?;
+        // SAFETY: the caller promises a sample that is held, which has `nbytes` bytes at `data`: in host memory if the layout is ragged, for `open` refuses another
+        // medium then.
+        let view = unsafe { student.layout.view(index, sample.data.cast_mut().cast(), sample.nbytes as usize, Status::Corrupt) }?;
         let hold = student.student.hold(sample.slot, sample.serial)?;
-        let tensor = dlpack::export_at(Box::new(hold), view.data, student.layout.shape(index), view.dtype, student.student.place(), Access::Read)?;
+        // SAFETY: a view's shape has `ndim` sizes, in the student's layout or, checked just now, in the sample.
+        let shape = unsafe { arg::slice(view.shape, view.ndim as usize, "shape") }?;
+        let tensor = dlpack::export_at(Box::new(hold), view.data, shape, view.dtype, student.student.place(), Access::Read)?;
         // SAFETY: not NULL; the caller promises that it is writable.
         unsafe { out.write(tensor) };
         Ok(())
@@ -435,8 +442,8 @@ pub unsafe extern "C" fn lw_student_cursor(student: *const lw_student) -> u64 {
     unsafe { student.as_ref() }.map_or(0, |s| guard_or(0, || s.student.cursor()))
 }
 
-/// Goes back: samples from `step` on, which is at most `lw_student_cursor`, count as not handed out, and are made anew by the current model. For loaders that threw
-/// away what they had. What is held stays held.
+/// Goes back: samples from `step` on, which is at most `lw_student_cursor`, count as not handed out, and are made anew by the current
+/// model. For loaders that threw away what they had. What is held stays held.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_student_rewind(student: *const lw_student, step: u64) -> lw_status {

@@ -146,7 +146,7 @@ impl lw_worker {
     }
 
     /// Lengths are checked before anything is published, so a wrong one leaves all tasks open. Afterwards none is: what could not be published is
-    /// failed, for the reason that is returned.
+    /// failed, for the reason that is returned; samples that were refused have been failed already.
     fn commit(&self, tasks: &[lw_task], lengths: Option<&[usize]>, stream: Stream) -> Result<u32> {
         let mut done = Vec::with_capacity(tasks.len());
         let ids = || tasks.iter().map(|task| task.id);
@@ -256,7 +256,9 @@ pub unsafe extern "C" fn lw_worker_take(worker: *const lw_worker, deadline: i64,
     })
 }
 
-/// Describes tensor `index` of an open task: a writable view, valid while the task is open. Shape and name belong to the worker.
+/// Describes tensor `index` of an open task: a writable view, valid while the task is open. Shape and name belong to the worker; the shape
+/// of a ragged tensor lies in the task's memory, and its lengths must have been set (`lw_worker_set_length`, or by writing the sample with
+/// `lw_layout_encode`).
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_worker_tensor(worker: *const lw_worker, task: *const lw_task, index: usize, tensor: *mut lw_tensor) -> lw_status {
@@ -265,10 +267,28 @@ pub unsafe extern "C" fn lw_worker_tensor(worker: *const lw_worker, task: *const
         let (worker, task) = unsafe { (arg::object(worker, "worker")?, arg::object(task, "task")?) };
         let tensor = arg::out(tensor, "tensor")?;
         let (layout, place) = worker.open_tasks().layout_and_place(task.id)?;
-        let (view, _) = layout.view(index, task.data.cast(), usize::try_from(task.capacity).unwrap_or(usize::MAX))?;
+        let len = usize::try_from(task.capacity).unwrap_or(usize::MAX);
+        // SAFETY: the caller promises the task as it was taken, which has `capacity` bytes at `data` while it is open, as was just seen: in host memory if the
+        // layout is ragged, for no worker attaches to a student that has it otherwise.
+        let view = unsafe { layout.view(index, task.data.cast(), len, Status::InvalidArgument) }?;
         // SAFETY: not NULL; the caller promises that it is writable.
         unsafe { tensor.write(view.placed(place)) };
         Ok(())
+    })
+}
+
+/// Sets the length of a ragged dimension of an open task, in all tensors that have it: `dimension` is its NUL-terminated name, `length` at
+/// most its maximum. Each must be set before the views of its tensors are asked for, and before the commit. May be set again; what was
+/// written is then to be written anew.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_worker_set_length(worker: *const lw_worker, task: *const lw_task, dimension: *const c_char, length: u64) -> lw_status {
+    guard(|| {
+        // SAFETY: the caller promises a valid handle and task, and a NUL-terminated name.
+        let (worker, task, name) = unsafe { (arg::object(worker, "worker")?, arg::object(task, "task")?, arg::c_string(dimension, "dimension")?) };
+        let name = name.ok_or_else(|| arg::null("dimension"))?;
+        worker.open_tasks().layout_and_place(task.id)?;
+        worker.worker.set_length(task.id, name, length)
     })
 }
 
@@ -284,7 +304,8 @@ pub unsafe extern "C" fn lw_worker_input(worker: *const lw_worker, task: *const 
         let input = worker.open_tasks().input(task.id)?;
         let (layout, input) = input.ok_or_else(|| Error::new(Status::NotFound, "the ticket carries no input: its student declared none"))?;
         // The task holds the bytes as long as it is open.
-        let (view, _) = layout.view(index, input.data.start(), input.data.len())?;
+        // SAFETY: the input's bytes are this process's own.
+        let view = unsafe { layout.view(index, input.data.start(), input.data.len(), Status::Corrupt) }?;
         // SAFETY: not NULL; the caller promises that it is writable.
         unsafe { tensor.write(view) };
         Ok(())
@@ -315,9 +336,13 @@ pub unsafe extern "C" fn lw_worker_dlpack(
         let (worker, task) = unsafe { (arg::object(worker, "worker")?, arg::object(task, "task")?) };
         let out = arg::out(out, "out")?;
         let (layout, place) = worker.open_tasks().layout_and_place(task.id)?;
-        let (view, _) = layout.view(index, task.data.cast(), usize::try_from(task.capacity).unwrap_or(usize::MAX))?;
+        let len = usize::try_from(task.capacity).unwrap_or(usize::MAX);
+        // SAFETY: as in `lw_worker_tensor`.
+        let view = unsafe { layout.view(index, task.data.cast(), len, Status::InvalidArgument) }?;
         let hold = worker.worker.hold(task.id)?;
-        let tensor = dlpack::export_at(hold, view.data, layout.shape(index), view.dtype, place, Access::Write)?;
+        // SAFETY: a view's shape has `ndim` sizes, in the worker's layout or, checked just now, in the task's memory.
+        let shape = unsafe { arg::slice(view.shape, view.ndim as usize, "shape") }?;
+        let tensor = dlpack::export_at(hold, view.data, shape, view.dtype, place, Access::Write)?;
         // SAFETY: not NULL; the caller promises that it is writable.
         unsafe { out.write(tensor) };
         Ok(())
@@ -336,11 +361,15 @@ pub unsafe extern "C" fn lw_worker_write(worker: *const lw_worker, task: *const 
     })
 }
 
-/// Publishes `count` samples of `lengths[i]` bytes at `tasks[i].data` each; `lengths` NULL: all tensors of each. A length that is not the layout's, or a task
-/// that is not open, is `LW_INVALID_ARGUMENT`, and nothing is published. After any other error, a medium's say, what could not be published was failed with its message. `*wanted` (may be NULL) becomes the number that somebody still
-/// waited for; the others were overtaken (a model switch, another worker) and dropped, which is no error. `stream` is NULL, or, for tasks on a device, the
-/// stream on which writing them is queued (as in `lw_student_release`, of the device that the tasks' tensors are on): this waits until that is done, and
-/// publishes them then. NULL stands for all that this process has queued on that device.
+/// Publishes `count` samples of `lengths[i]` bytes at `tasks[i].data` each; `lengths` NULL: all tensors of each. A length that is not the
+/// layout's, or a task that is not open, is `LW_INVALID_ARGUMENT`, and nothing is published. A sample that is not what the layout asks for
+/// (the length of a ragged dimension was not set, a value is not finite or not between `min` and `max`) is failed with the reason, which
+/// names the tensor, the first bad index and its value; the others are published, and the call returns `LW_TASK_FAILED` with the first
+/// reason. After any other error, a medium's say, what could not be published was failed with its message. `*wanted` (may be NULL) becomes
+/// the number that somebody still waited for; the others were overtaken (a model switch, another worker) and dropped, which is no error.
+/// `stream` is NULL, or, for tasks on a device, the stream on which writing them is queued (as in `lw_student_release`, of the device that
+/// the tasks' tensors are on): this waits until that is done, and publishes them then. NULL stands for all that this process has queued on
+/// that device.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_worker_commit(

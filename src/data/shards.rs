@@ -208,7 +208,7 @@ mod tests {
         says(&["a.jsonl", "*.jsonl"], "a.jsonl is named by");
         says(&["nothing.jsonl"], "nothing.jsonl' cannot be opened: No such file");
         says(&["README.md"], "README.md: its suffix names no format");
-        says(&["*.parquet"], "none of 0 files");
+        says(&["*.parquet"], "no file is found there");
         says(&[], "list of paths is empty");
         let remote = DatasetSpec::new("d", ["s3://bucket/x.jsonl"]);
         assert!(resolve(&remote).unwrap_err().message.contains("s3://"));

@@ -21,6 +21,7 @@
 //! | `options` | rank and tuning |
 //! | `moves` | saving, loading, seeking |
 //! | `lengths` | tokens of every document, counted once |
+//! | `meter` | its numbers, for metrics and `laneway top` |
 //! | `finite`, `deal` | streams that end: counted, and dealt into equal steps |
 //! | `guest` | rows of another rank's lane, where one ran dry |
 //! | `rows` | any row by its ticket, for workers that make their own inputs |
@@ -38,6 +39,7 @@ mod finite;
 mod guest;
 mod inspect;
 mod lengths;
+mod meter;
 mod moves;
 pub mod node;
 mod options;
@@ -46,6 +48,7 @@ mod rows;
 mod teach;
 mod verify;
 
+use crate::base::metrics::{self, Noun};
 use crate::base::{Error, Result, Status};
 use crate::pipeline::{
     Batch, BatchRow, BatchShape, Buffers, Engine, Function, LaneCounts, LaneStart, ModelChange, OperatorMaker, RunPlan, Tuning, Windows,
@@ -55,6 +58,7 @@ use crate::recipe::{Exhausted, Recipe};
 use deal::Place;
 use finite::Finite;
 use guest::Guests;
+use meter::Meter;
 use moves::run_plan;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -65,6 +69,7 @@ pub use any::AnyLoader;
 pub use explain::explain;
 pub use inspect::{InspectedPiece, InspectedRow, inspect};
 pub use lengths::{Lengths, LengthsWork};
+pub use meter::{FOLDER, published, publisher};
 pub use options::{Options, Progress, ProgressFn};
 pub use parts::{Parts, Source};
 pub use rows::Rows;
@@ -116,6 +121,7 @@ pub struct Loader {
     /// Where the lanes are after them.
     partial_marks: BTreeMap<usize, (Arc<[u8]>, u64)>,
     buffers: Arc<Buffers>,
+    meter: Arc<Meter>,
     /// Models for teachers set during the run, in the order of their steps.
     models: Vec<ModelChange>,
     /// Where the recipe has teachers, and they are asked.
@@ -152,6 +158,9 @@ impl Loader {
         let sources = Arc::new(sources);
         let plan = Arc::new(run_plan(&parts, &sources, &windows, &schedule, &[])?);
         let marks = rank.lanes.clone().map(|lane| Ok((plan.first_anchor(lane)?, 0))).collect::<Result<_>>()?;
+        let names = recipe.datasets.iter().map(|dataset| dataset.spec.name.clone());
+        let meter = Arc::new(Meter::new(options.rank, options.ranks, names));
+        metrics::register(Noun::Loader, &meter);
         let teaching = Teaching::new(&parts.recipe, &options, &schedule, &rank)?;
         Ok(Loader {
             parts,
@@ -172,6 +181,7 @@ impl Loader {
             partial: Vec::new(),
             partial_marks: BTreeMap::new(),
             buffers: Arc::default(),
+            meter,
             models: Vec::new(),
             teaching,
         })
@@ -215,6 +225,14 @@ impl Loader {
     /// The next batch; `None` after the last. If `deadline` passes first that is an error of [`Status::Timeout`], nothing is
     /// lost, and the next call goes on.
     pub fn next(&mut self, deadline: Option<Instant>) -> Result<Option<Batch>> {
+        let _span = tracing::debug_span!("laneway.loader.next", step = self.step).entered();
+        let began = Instant::now();
+        let batch = self.make(deadline);
+        self.meter.called(began, self.step, || self.stats());
+        batch
+    }
+
+    fn make(&mut self, deadline: Option<Instant>) -> Result<Option<Batch>> {
         let finite = self.finite()?;
         if finite.as_ref().is_some_and(|f| self.step >= f.deal.steps()) {
             return Ok(None);
@@ -244,6 +262,7 @@ impl Loader {
         for (slot, mark) in std::mem::take(&mut self.partial_marks) {
             self.marks[slot] = mark;
         }
+        self.meter.deliver(&rows, self.shape().length);
         let batch = Batch::new(self.step, (self.microbatch, count), rows, self.shape(), self.buffers.clone()).with_taught(taught);
         self.microbatch += 1;
         if self.microbatch == count {
@@ -310,6 +329,7 @@ impl Loader {
     /// Stops the engine; rows made ahead are made again if they are wanted again.
     fn stop(&mut self) {
         self.engine = None;
+        self.meter.restart();
         self.guests = Guests::default();
         self.ahead.clear();
         self.partial.clear();

@@ -336,6 +336,16 @@ impl Drop for Owned {
     }
 }
 
+/// Refuses what no medium on a device can do: there a sample's lengths, which lie in its bytes, are nothing that this process could read.
+pub fn check_ragged(medium: &dyn Medium, ragged: bool) -> Result<()> {
+    if !ragged || medium.place() == Place::Host {
+        return Ok(());
+    }
+    let message =
+        format!("ragged dimensions need samples in host memory, and medium '{}' gives them on a device: use shm or file there", medium.kind());
+    Err(Error::new(Status::Unsupported, message))
+}
+
 /// Attaches a worker to the medium that a student described. `make_on` matters where the student is on a device.
 pub fn attach(
     custom: &[Box<dyn Attach>],

@@ -61,7 +61,7 @@ impl Taught {
     /// Of rows in order; `None` for those that no teacher saw.
     pub fn stack(layout: &Arc<Layout>, samples: Vec<Option<Box<dyn Sample>>>, stacks: &Arc<Stacks>) -> Result<Taught> {
         let rows = samples.len();
-        let dims = |spec: &TensorSpec| std::iter::once(rows as i64).chain(spec.shape.iter().map(|d| *d as i64)).collect();
+        let dims = |spec: &TensorSpec| std::iter::once(rows as i64).chain(spec.shape.iter().map(|d| d.max() as i64)).collect();
         let shapes = layout.specs().iter().map(dims).collect();
         let bytes = if together(layout, &samples) {
             Bytes::Lent(samples.into_iter().flatten().collect())
@@ -163,7 +163,7 @@ mod tests {
     }
 
     fn layout(sizes: &[u64]) -> Arc<Layout> {
-        let spec = |(i, n): (usize, &u64)| TensorSpec { name: format!("t{i}"), shape: vec![*n], dtype: DType::UInt8 };
+        let spec = |(i, n): (usize, &u64)| TensorSpec::new(&format!("t{i}"), [*n], DType::UInt8);
         Arc::new(Layout::new(sizes.iter().enumerate().map(spec).collect()).unwrap())
     }
 

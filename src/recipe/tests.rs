@@ -195,6 +195,7 @@ fn a_change_of_any_option_differs_in_the_field_of_its_name() {
         ("max_length = 2048", "max_length = 2047", "pack.max_length"),
         ("algorithm = \"best_fit_wrap\"", "algorithm = \"wrap\"", "pack.algorithm"),
         ("candidate_pool_size = 16", "candidate_pool_size = 17", "pack.candidate_pool_size"),
+        ("max_sequences_per_bin = 9", "max_sequences_per_bin = 8", "pack.max_sequences_per_bin"),
         ("pad_token_id = 7", "pad_token_id = 8", "pack.pad_token_id"),
         ("homogeneity = \"group\"\ngroups = { all = [\"wiki\", \"news of \\\"today\\\"\"] }", "homogeneity = \"full\"", "pack.homogeneity"),
         ("groups = { all", "groups = { none", "pack.groups"),
@@ -206,6 +207,11 @@ fn a_change_of_any_option_differs_in_the_field_of_its_name() {
         ("[[0, 128], [1000, 256]]", "[[0, 128], [999, 256]]", "batch.global_batch"),
         ("lanes = 64", "lanes = 32", "batch.lanes"),
         ("tail = \"drop\"", "tail = \"pad\"", "batch.tail"),
+        ("teacher \\\"a\\\"", "teacher \\\"b\\\"", "generate.model_id"),
+        ("layer = 3", "layer = 4", "generate.model_cfg"),
+        ("shape = [4, 2]", "shape = [4, 3]", "generate.layout"),
+        ("batch_size = 3", "batch_size = 4", "generate.batch_size"),
+        ("input = \"ticket\"", "input = \"tokens\"", "generate.input"),
     ];
     for (from, to, field) in changes {
         let changed = if field == "datasets" { FULL.replace(from, to) } else { FULL.replacen(from, to, 1) };
@@ -215,7 +221,13 @@ fn a_change_of_any_option_differs_in_the_field_of_its_name() {
     }
     // Bins are a field of those algorithms only that have them.
     let fit = |bins: &str| Recipe::parse(&FULL.replace("best_fit_wrap", "best_fit").replace("num_bins = 32", bins), None).unwrap().fields();
-    assert_eq!(difference(&fit("num_bins = 32"), &fit("num_bins = 33")).map(|d| d.0), Some("pack.num_bins"));
+    for (changed, field) in [
+        ("num_bins = 33", "pack.num_bins"),
+        ("num_bins = 32\nmin_sequence_length = 3", "pack.min_sequence_length"),
+        ("num_bins = 32\nflush_strategy = \"fullest\"", "pack.flush_strategy"),
+    ] {
+        assert_eq!(difference(&fit("num_bins = 32"), &fit(changed)).map(|d| d.0), Some(field));
+    }
     let mut fields: Vec<String> = base.fields().into_iter().map(|(name, _)| name).filter(|n| !n.starts_with("dataset.news")).collect();
     fields.retain(|name| !changes.iter().any(|(_, _, field)| field == name));
     assert!(fields.is_empty(), "no change of {fields:?} is tried");

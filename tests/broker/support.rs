@@ -197,7 +197,7 @@ impl Peer for Listener {
 }
 
 pub fn layout(width: u64) -> Layout {
-    Layout::new(vec![TensorSpec { name: "x".into(), shape: vec![width], dtype: DType::Float32 }]).unwrap()
+    Layout::new(vec![TensorSpec::new("x", [width], DType::Float32)]).unwrap()
 }
 
 pub fn student(group: &str, rank: u32) -> StudentIntro {

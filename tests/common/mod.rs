@@ -48,7 +48,7 @@ impl Drop for Room {
 }
 
 pub fn layout(words: u64) -> Arc<Layout> {
-    Arc::new(Layout::new(vec![TensorSpec { name: "words".into(), shape: vec![words], dtype: DType::Int64 }]).unwrap())
+    Arc::new(Layout::new(vec![TensorSpec::new("words", [words], DType::Int64)]).unwrap())
 }
 
 pub fn client(rank: u32) -> Numbering {

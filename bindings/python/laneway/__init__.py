@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from . import io, work
 from ._device import DeviceTensor
 from ._functions import Function
+from ._metrics import MetricsServer, metrics, metrics_text, serve_metrics
 from ._operators import Operator, SampleMeta, SampleRecord
 from ._version import __version__
 from .batch import Batch, global_hash
@@ -60,6 +61,7 @@ __all__ = [
     "GenerationValue",
     "LanewayError",
     "Loader",
+    "MetricsServer",
     "NodeLoader",
     "Operator",
     "Pipeline",
@@ -77,6 +79,9 @@ __all__ = [
     "__version__",
     "global_hash",
     "io",
+    "metrics",
+    "metrics_text",
+    "serve_metrics",
     "setup_logging",
     "work",
 ]

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint16, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +144,11 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "lw_loader_cancel": (None, [_handle]),
     "lw_loader_close": (None, [_handle]),
     "lw_loader_free": (None, [_handle]),
+    "lw_metrics_snapshot": (_status, [c_char_p, c_size_t, _len]),
+    "lw_metrics_text": (_status, [c_char_p, c_size_t, _len]),
+    "lw_metrics_serve": (_status, [c_char_p, _out]),
+    "lw_metrics_server_port": (c_uint16, [_handle]),
+    "lw_metrics_server_free": (None, [_handle]),
     "lw_rows_open": (_status, [_handle, POINTER(s.LoaderOptions), _out]),
     "lw_rows_get": (_status, [_handle, POINTER(s.Ticket), c_size_t, c_int64, _out]),
     "lw_rows_of_tasks": (_status, [_handle, _handle, c_void_p, c_size_t, c_int64, _out]),

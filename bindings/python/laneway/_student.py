@@ -110,6 +110,7 @@ class OpenStudent:
         self._places: list[tuple[Any, c_size_t, Any]] = []
         self._lease = _lease_type(self.config.nbytes())
         self._plans: dict[bool, list[tuple[Any, ...]]] = {}
+        self._ragged = bool(self.config.dims)
         self.registration: dict[str, Any] = json.loads(_native.text(lib.lw_student_registration, self._handle))
         self.lane: int = self.registration["lane"]
         _open_students.add(self)
@@ -200,6 +201,8 @@ class OpenStudent:
 
     def tensors(self, lease: Any, as_torch: bool) -> dict[str, Any]:
         """Views of the sample by name, which keep the lease."""
+        if self._ragged:
+            return self.config.decode(lease, "torch" if as_torch else "numpy")
         try:
             plan = self._plans[as_torch]
         except KeyError:
@@ -290,11 +293,12 @@ def find_open(group: str | None, endpoints: Endpoints) -> OpenStudent | None:
 
 
 def view_plan(config: BatchConfig, as_torch: bool) -> list[tuple[Any, ...]]:
-    """What :func:`make_views` needs, looked up once."""
+    """What :func:`make_views` needs, looked up once; of a config with ragged tensors the others."""
     viewers = [_dtypes.viewer(spec.dtype, as_torch) for spec in config.specs]
     return [
         (spec.name, spec.shape, _dtypes.storage_dtype(spec.dtype), offset, None if viewer is _dtypes.as_it_is else viewer)
         for spec, offset, viewer in zip(config.specs, config.offsets, viewers, strict=True)
+        if not spec.is_ragged
     ]
 
 

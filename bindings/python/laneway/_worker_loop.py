@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _device, _dtypes, _native, _structs
+from . import _device, _dtypes, _native, _ragged, _structs
 from ._dtypes import Framework
 from ._endpoints import Endpoints
 from ._medium_glue import AttachTables
@@ -66,16 +66,32 @@ class Task:
     Valid until the function that got it returns; a view that is kept longer looks at memory that belongs to others by then.
     What the memory holds at first is undefined.
 
+    ``task["x"] = array`` copies a whole tensor, of any framework, and checks its shape and dtype. Where dimensions are ragged this gives the sample its
+    lengths; or :meth:`set_length` does, and the tensors can then be written in place. A sample whose lengths were not set fails its task.
+
     Attributes:
         lane, step: which sample it is: number ``step`` of stream ``lane``.
         seed: what randomness should come from, so that another worker could make the same sample again.
         model_id, model_cfg: the model, as the leader's ``set_model`` was given it; not to be changed.
         generation: the model's number.
         attempt: how many tries of this ticket have failed before: 0 for the first.
-        tensors: writable views by name.
+        tensors: writable views by name; ragged ones once their lengths are set.
     """
 
-    __slots__ = ("_index", "_inputs", "attempt", "generation", "lane", "model_cfg", "model_id", "seed", "step", "tensors")
+    __slots__ = (
+        "_address",
+        "_index",
+        "_inputs",
+        "_loop",
+        "attempt",
+        "generation",
+        "lane",
+        "model_cfg",
+        "model_id",
+        "seed",
+        "step",
+        "tensors",
+    )
 
     lane: int
     step: int
@@ -85,12 +101,43 @@ class Task:
     model_id: str
     model_cfg: dict[str, Any] | None
     tensors: dict[str, Any]
+    _address: int | None
+    _loop: WorkerLoop
 
     _inputs: Inputs
     _index: int
 
     def __getitem__(self, name: str) -> Any:
-        return self.tensors[name]
+        try:
+            return self.tensors[name]
+        except KeyError:
+            spec = self._loop.config.get_spec(name)  # or a KeyError that says which there are
+        missing = ", ".join(f"{dim}=…" for dim in map(_ragged.name_of, spec.shape) if dim is not None)
+        raise ValueError(f"'{name}' has shape {spec.shape}, and no length yet: call task.set_length({missing}), or assign task[{name!r}] = array")
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if self._address is None:
+            target = self[name]
+            if tuple(value.shape) != tuple(target.shape):
+                raise ValueError(f"task[{name!r}] has shape {tuple(value.shape)}; expected {tuple(target.shape)}")
+            target.copy_(value)
+            return
+        config, buffer = self._loop.config, self._loop.buffer(self._address)
+        lengths = config.place(buffer, name, value)
+        if lengths:
+            self.tensors = self._loop.views_of_lengths(self._address)
+
+    def set_length(self, **lengths: int) -> dict[str, Any]:
+        """Sets the lengths of ragged dimensions, ``set_length(seq=17)``, and returns :attr:`tensors`: views of the true shapes, to be written.
+
+        Raises:
+            ValueError: a dimension that is not known, or a length beyond its maximum.
+        """
+        if self._address is None:
+            raise ValueError("set_length: this sample is made on a device, where no dimension is ragged")
+        self._loop.config.set_lengths(self._loop.buffer(self._address), lengths)
+        self.tensors = self._loop.views_of_lengths(self._address)
+        return self.tensors
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -258,7 +305,9 @@ class WorkerLoop:
             task._inputs, task._index = inputs, len(tasks)
             if capacity < self._size:
                 raise Corrupt(f"the slot for {task} has {capacity} bytes; this worker's samples have {self._size}")
+            task._address, task._loop = address, self
             if flags & _structs.ON_DEVICE:
+                task._address = None
                 address = self._on_device(task, raw, len(tasks))
             else:
                 views = self._views.get(address)
@@ -284,10 +333,24 @@ class WorkerLoop:
         # A slot's views depend on nothing but its address: one config, and the memory is the student's in any case.
         if len(self._views) >= _MOST_VIEWS:
             self._views.clear()
-        buffer: Any = (ctypes.c_ubyte * self._size).from_address(address)
-        views = make_views(self._plan, buffer)
+        views = make_views(self._plan, self.buffer(address))
         self._views[address] = views
         return views
+
+    @property
+    def config(self) -> BatchConfig:
+        """The tensors of a sample; a TypeError for a worker that was made without."""
+        if self._options.config is None:
+            raise TypeError("this worker was made without batch_config: it knows no tensors, only bytes")
+        return self._options.config
+
+    def buffer(self, address: int) -> Any:
+        """The memory of a task."""
+        return (ctypes.c_ubyte * self._size).from_address(address)
+
+    def views_of_lengths(self, address: int) -> dict[str, Any]:
+        """Views of all tensors whose lengths are set."""
+        return self.config.views(self.buffer(address), _dtypes.use_torch(self._options.framework))
 
     def _on_device(self, task: Task, raw: bytes, index: int) -> int:
         """Makes the tensors of a task on a device, which keep its memory mapped and are not kept here. Returns what :meth:`_write` takes for its address."""
@@ -317,7 +380,10 @@ class WorkerLoop:
 
     def _commit(self, raw: bytes, count: int) -> None:
         status = self._lw_commit(self._handle, raw, None, count, self._stream, None)
-        if status and status != Status.STALE:
+        if status == Status.TASK_FAILED:
+            # What a sample does not fulfil has failed its task and was logged by the library; the others are on their way.
+            _log.debug("worker: %s", _native.error(status))
+        elif status and status != Status.STALE:
             raise _native.error(status)
 
     def _fail(self, raw: bytes, task: Task, text: str) -> None:

@@ -14,7 +14,7 @@ from ._student import OpenStudent
 from .dataset import TAGS, DistillIterableDataset, wait_for_sample
 from .errors import Timeout
 
-__all__ = ["DataLoader", "ToDevice", "to_device"]
+__all__ = ["DataLoader", "ToDevice", "to_device", "topk_kl"]
 
 _log = logging.getLogger("laneway.torch")
 
@@ -53,7 +53,8 @@ class DataLoader(torch.utils.data.DataLoader):  # type: ignore[type-arg]
         dataset: a :class:`~laneway.DistillIterableDataset`.
         batch_size: samples in a batch; None yields single samples, as views of shared memory.
         num_workers: lanes, as said above.
-        collate_fn: from a list of samples to a batch; None stacks each tensor.
+        collate_fn: from a list of samples to a batch; None stacks each tensor, or, where dimensions are ragged, pads as
+            :meth:`~laneway.BatchConfig.collate` does (``functools.partial(config.collate, pad_to="max")`` pads otherwise).
         pin_memory: batches lie in page-locked memory, where there is a CUDA device.
         timeout: seconds to wait for a batch before :class:`~laneway.errors.Timeout` is raised (nothing is lost: ask again); 0
             waits for ever.
@@ -165,8 +166,9 @@ class _Batch:
         self.taken = 0
         self._samples: list[dict[str, Any]] = []
         self._rows: dict[str, torch.Tensor] | None = None
-        if stack:
-            self._pin = pin
+        self._pads = stack and bool(dataset.batch_config.dims)
+        self._pin = pin
+        if stack and not self._pads:
             self._rows = {}
 
     @property
@@ -179,7 +181,10 @@ class _Batch:
             self.generation = generation
         self.mixed = self.mixed or generation != self.generation
         sample = self._dataset.unpack(self._student, raw, as_torch=True)
-        if self._rows is None:
+        if self._pads:
+            # Copied at once, so that the slot is free again.
+            self._samples.append({name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in sample.items()})
+        elif self._rows is None:
             self._samples.append(sample)
         else:
             if self.taken == 0:
@@ -200,6 +205,9 @@ class _Batch:
             self._rows.update({name: torch.empty(self._size, dtype=torch.int64) for name in TAGS})
 
     def result(self, collate: Callable[[list[Any]], Any]) -> Any:
+        if self._pads:
+            batch = self._dataset.batch_config.collate(self._samples)
+            return {name: value.pin_memory() for name, value in batch.items()} if self._pin else batch
         return collate(self._samples) if self._rows is None else self._rows
 
 
@@ -212,6 +220,42 @@ def _wait(student: OpenStudent, deadline: int) -> bytes:
     if raw is None:
         raise Timeout(f"no sample of lane {student.lane} within the loader's timeout: is a worker running, and a model set?")
     return raw
+
+
+def topk_kl(
+    student_logits: torch.Tensor,
+    teacher_logits: torch.Tensor,
+    teacher_ids: torch.Tensor,
+    mask: torch.Tensor,
+    k_mask: torch.Tensor | None = None,
+    temperature: float = 1.0,
+) -> torch.Tensor:
+    """Kullback-Leibler divergence from a teacher's top-k distribution to the student's, averaged over the positions that there are.
+
+    The teacher's distribution is the softmax over its k logits. What padding holds makes no difference, to the value or to any gradient, as long as it is
+    finite; without a single position the loss is 0, with zero gradients.
+
+    Args:
+        student_logits: (..., V), any float dtype; computed in float32.
+        teacher_logits: (..., K), finite, as :meth:`~laneway.BatchConfig.collate` pads it.
+        teacher_ids: (..., K), integers below V: whose logits they are.
+        mask: (...), bool: the positions that count, ``batch["seq_mask"]``.
+        k_mask: (..., K) or broadcastable to it, bool: which of the k there are, where k is ragged too.
+        temperature: of both distributions; the loss is multiplied by its square, as usual.
+
+    Returns:
+        A scalar, float32.
+    """
+    teacher = teacher_logits.float() / temperature
+    if k_mask is not None:
+        teacher = teacher.masked_fill(~k_mask, torch.finfo(torch.float32).min)
+    log_p = torch.log_softmax(teacher, -1)
+    log_q = torch.log_softmax(student_logits.float() / temperature, -1).gather(-1, teacher_ids.long())
+    terms = log_p.exp() * (log_p - log_q)
+    if k_mask is not None:
+        terms = terms.masked_fill(~k_mask, 0)
+    per_position = terms.sum(-1).masked_fill(~mask, 0)
+    return per_position.sum() / mask.sum().clamp(min=1) * temperature**2
 
 
 def to_device(batches: Iterable[Any], device: torch.device | str | int | None = None) -> ToDevice:

@@ -6,6 +6,7 @@ import random
 import signal
 import socket
 import subprocess
+import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -375,3 +376,9 @@ def test_the_steps_of_peers_rise_by_one(node, lanes):
     serve(node, lanes, "--slots", "1")
     batches, _ = heard(peer(node, lanes, batches=500))
     assert all(b[0] == a[0] + 1 for a, b in pairwise(batches))
+
+
+def test_the_benchmark_runs_in_miniature(folder):
+    script = Path(__file__).parents[3] / "benches" / "node_loader.py"
+    done = subprocess.run([sys.executable, script, "--steps", "5"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and done.stdout.count("ms of CPU a step") == 3, done.stderr

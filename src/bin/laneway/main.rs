@@ -6,6 +6,7 @@ mod clean;
 mod explain;
 mod index;
 mod inspect;
+mod metrics;
 mod recipe;
 mod serve;
 mod stop;
@@ -21,6 +22,7 @@ const COMMANDS: &[&Command] = &[
     &broker::COMMAND,
     &serve::COMMAND,
     &top::COMMAND,
+    &metrics::COMMAND,
     &stop::COMMAND,
     &clean::COMMAND,
     &index::COMMAND,

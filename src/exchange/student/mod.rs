@@ -21,6 +21,7 @@ mod window;
 pub use options::{Numbering, StudentOptions, Tickets};
 pub use stats::StudentStats;
 
+use crate::base::metrics::{self, Noun};
 use crate::base::{Error, Result, Status};
 use crate::exchange::broker::spawn_embedded;
 use crate::exchange::link::{Hello, Link, Peer};
@@ -198,6 +199,7 @@ impl Student {
         let mut options = options;
         let choice = std::mem::replace(&mut options.medium, crate::medium::MediumChoice::Shm);
         let medium = Owned::new(choice.create(slots, options.layout.nbytes())?);
+        crate::medium::check_ragged(&**medium, options.layout.is_ragged())?;
         let slots = slots.min(medium.slot_count());
         if slots <= options.slot_count {
             let message = format!(
@@ -270,6 +272,7 @@ impl Student {
         let link = Arc::new(link);
         let _ = inner.link.set(Arc::downgrade(&link));
         inner.remember_model(&link);
+        metrics::register(Noun::Student, &inner);
         *student.link.lock().unwrap_or_else(PoisonError::into_inner) = Some(link);
         Ok(student)
     }
@@ -327,6 +330,7 @@ impl Student {
         if max == 0 {
             return Err(Error::invalid("max must be at least 1"));
         }
+        let _span = tracing::trace_span!("laneway.student.next", lane = self.inner.lane).entered();
         let before = out.len();
         let outcome = self.inner.next(max, out, deadline);
         self.loose.fetch_add((out.len() - before) as i64, Ordering::Relaxed);
@@ -645,7 +649,9 @@ impl Inner {
         let no_model = self.page().generation() == 0;
         if !self.is_ready() && !self.cancelled.load(Ordering::SeqCst) && !self.closed.load(Ordering::SeqCst) {
             self.stats.sleeps.fetch_add(1, Ordering::Relaxed);
+            let began = clock::now();
             futex::wait(&hot.bell.word, value, if no_model { left.min(NO_MODEL_SLICE) } else { left });
+            self.stats.waited_ns.fetch_add((clock::now() - began) as u64, Ordering::Relaxed);
         }
         self.awake();
     }

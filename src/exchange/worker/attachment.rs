@@ -92,7 +92,10 @@ impl Attachment {
             let message = format!("samples of that student have {layout} bytes ({segment} in its segment) and this worker makes {slot_size}");
             return Err(Error::new(Status::LayoutMismatch, message));
         }
-        medium::attach(custom, &student.medium.kind, &student.medium.buf_name, payload, header.slots, header.slot_stride as usize, make_on)
+        let medium =
+            medium::attach(custom, &student.medium.kind, &student.medium.buf_name, payload, header.slots, header.slot_stride as usize, make_on)?;
+        medium::check_ragged(&*medium, layout.is_ragged())?;
+        Ok(medium)
     }
 
     /// Lets go of the student's memory and leaves the seat: the last that is done here.

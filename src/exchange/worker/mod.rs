@@ -15,6 +15,7 @@ mod stats;
 
 pub use stats::WorkerStats;
 
+use crate::base::metrics::{self, Noun};
 use crate::base::{Error, Layout, Result, Status};
 use crate::exchange::link::{Hello, Link, Peer};
 use crate::exchange::message::{Endpoints, Model, StudentIntro, Uuid, WorkerIntro};
@@ -136,6 +137,7 @@ pub(crate) struct Inner {
     spin: Spin,
     cancelled: AtomicBool,
     stopped: AtomicBool,
+    closed: AtomicBool,
     stats: stats::Counters,
     /// Wakes the keeper.
     event: Event,
@@ -182,6 +184,7 @@ impl Worker {
             spin: Spin::new(options.spin_us),
             cancelled: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
             stats: stats::Counters::default(),
             event: Event::new()?,
             ready_event: OnceLock::new(),
@@ -194,6 +197,7 @@ impl Worker {
         let peer = Arc::new(WorkerPeer { inner: Arc::downgrade(&inner) });
         let link = Arc::new(Link::connect(&inner.options.endpoints, Hello::Worker { intro, bell: bell_fd }, peer, clock::instant(deadline))?);
         let _ = inner.link.set(Arc::downgrade(&link));
+        metrics::register(Noun::Worker, &inner);
         *worker.link.lock().unwrap_or_else(PoisonError::into_inner) = Some(link);
         Ok(worker)
     }
@@ -213,12 +217,15 @@ impl Worker {
         if max == 0 {
             return Err(Error::invalid("max must be at least 1"));
         }
+        let _span = tracing::trace_span!("laneway.worker.take", max).entered();
         self.inner.take(max, out, deadline)
     }
 
     /// Publishes finished tasks; returns how many were still wanted (another worker was first, or the model was switched: those bytes are discarded).
     ///
-    /// A length that is not the layout's is an error: that task and those after it stay in hand, to be written again or failed.
+    /// A length that is not the layout's is an error: that task and those after it stay in hand, to be written again or failed. A sample that is not what the layout
+    /// asks for (a ragged dimension without its length, a value that is not finite or out of range) fails its task; the others are published, none
+    /// stays in hand, and the error is `TaskFailed` with the first reason.
     pub fn commit(&self, done: &[(u64, usize)]) -> Result<u32> {
         self.commit_on(done, Stream::NONE)
     }
@@ -227,6 +234,7 @@ impl Worker {
     /// done, then publishes.
     pub fn commit_on(&self, done: &[(u64, usize)], stream: Stream) -> Result<u32> {
         self.check()?;
+        let _span = tracing::trace_span!("laneway.worker.commit", tasks = done.len()).entered();
         self.inner.commit(done, stream)
     }
 
@@ -240,6 +248,12 @@ impl Worker {
     pub fn write(&self, task: u64, data: &[u8]) -> Result<()> {
         self.check()?;
         self.inner.write(task, data)
+    }
+
+    /// Sets the length of a ragged dimension of a task in hand, in all tensors that have it. Each must be set, or written with the sample, before `commit`.
+    pub fn set_length(&self, task: u64, dimension: &str, length: u64) -> Result<()> {
+        self.check()?;
+        self.inner.set_length(task, dimension, length)
     }
 
     /// Gives a task up; the text (up to 16 KiB of it) reaches the student, which has it tried again or delivers the failure.
@@ -307,6 +321,7 @@ impl Worker {
             return;
         }
         self.inner.stop();
+        self.inner.closed.store(true, Ordering::Relaxed);
         drop(self.link.lock().unwrap_or_else(PoisonError::into_inner).take());
         self.inner.leave();
         drop(self.keeper.lock().unwrap_or_else(PoisonError::into_inner).take());
