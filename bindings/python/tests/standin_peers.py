@@ -106,7 +106,8 @@ def samples_are_tensors_of_the_device() -> None:
         sample = student.request_sample(30_000)
         with pytest.raises(Unsupported, match=r"lies on a CUDA device.*sample.read"):
             sample.data  # noqa: B018
-        # Those before it are free once the device is done with them.
+        # Those before it are free once no tensor of them is left and the device is done with them.
+        del x
         wait_until(lambda: student.stats["held"] == 1)
         sample.release(stream=1)
         wait_until(lambda: student.stats["held"] == 0)
