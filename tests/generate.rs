@@ -288,7 +288,7 @@ fn workers_that_leave_with_tasks_in_hand_and_tasks_that_fail_at_first_change_not
     let seen = AtomicU64::new(0);
     let fault = |task: &Task| match seen.fetch_add(1, Ordering::Relaxed) {
         n if n % 50 == 49 && n < 120 => Fault::Leave,
-        _ if task.attempt == 0 && (task.lane + task.step) % 5 == 0 => Fault::Fail,
+        _ if task.attempt == 0 && (task.lane + task.step).is_multiple_of(5) => Fault::Fail,
         _ => Fault::None,
     };
     let found = beside(&house, &[4, 4, 2, 1], &fault, || hashes(&mut [house.loader(0, 2), house.loader(1, 2)], 25, |_| FIRST));

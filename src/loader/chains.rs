@@ -7,7 +7,7 @@ use crate::base::mix;
 use crate::data::DatasetSpec;
 use crate::pipeline::Checkpoint;
 use crate::plan::{Order, Steps, Unit};
-use crate::recipe::{Algorithm, DatasetRecipe, Homogeneity, LongDocuments, Tail};
+use crate::recipe::{Algorithm, DatasetRecipe, FlushStrategy, Homogeneity, LongDocuments, Tail};
 
 /// Numbers drawn from a seed, so that a failing case is found again by its number.
 struct Draw(u64);
@@ -70,6 +70,10 @@ fn case(draw: &mut Draw) -> Case {
     pack.long_documents = draw.of(&[None, None, Some(LongDocuments::Split), Some(LongDocuments::Truncate), Some(LongDocuments::Drop)]);
     pack.homogeneity = draw.of(&[Homogeneity::None, Homogeneity::None, Homogeneity::Full]);
     (pack.num_bins, pack.candidate_pool_size) = (1 + draw.below(8) as u32, 1 + draw.below(8) as u32);
+    pack.max_sequences_per_bin = draw.of(&[None, None, Some(2)]);
+    if matches!(pack.algorithm, Algorithm::FirstFit | Algorithm::BestFit) {
+        (pack.min_sequence_length, pack.flush_strategy) = (draw.of(&[1, 3]), draw.of(&[FlushStrategy::Fifo, FlushStrategy::Fullest]));
+    }
     recipe.shuffle.documents = draw.of(&[Order::None, Order::Blocks, Order::Global]);
     recipe.shuffle.buffer_size = draw.of(&[0, 100, 200, 500]);
     recipe.shuffle.seed = draw.of(&[None, Some(9)]);

@@ -16,7 +16,7 @@ pub struct Options {
     pub microbatch_size: Option<u64>,
     /// Allows ranks and microbatch sizes that do not divide: short ranks end each step with fully masked rows.
     pub uneven: bool,
-    /// Threads that make tokens; 0: those that call [`Loader::next`] do.
+    /// Threads that make tokens; 0: those that call [`Loader::next`](super::Loader::next) do.
     pub threads: usize,
     /// Steps made ahead.
     pub prefetch: u64,
@@ -30,7 +30,7 @@ pub struct Options {
     pub generate: Option<GenerateOptions>,
     /// Told of work that has to be done before the first row.
     pub progress: Option<ProgressFn>,
-    /// Ends indexing, counting and seeking, not [`Loader::next`], which has a deadline.
+    /// Ends indexing, counting and seeking, not [`Loader::next`](super::Loader::next), which has a deadline.
     pub stop: Stop,
 }
 

@@ -26,14 +26,16 @@ impl Worker for Outline {
     }
 }
 
-fn engine(setup: &Setup, lens: fn(usize, u64) -> u32) -> Engine {
+fn engine(setup: &Setup, long: LongDocuments, lens: fn(usize, u64) -> u32) -> Engine {
     let starts: Vec<LaneStart> = (0..setup.lanes).map(|lane| LaneStart { lane, anchor: None, rows: None }).collect();
-    Engine::new(Arc::new(setup.plan()), Arc::new(Outline(lens)), &starts, Tuning { threads: 2, rows_ahead: 1, task_bytes: 2000 }).unwrap()
+    let mut plan = setup.plan();
+    plan.pack.long_documents = Some(long);
+    Engine::new(Arc::new(plan), Arc::new(Outline(lens)), &starts, Tuning { threads: 2, rows_ahead: 1, task_bytes: 2000 }).unwrap()
 }
 
 /// Nine of ten documents of source 0 are filtered.
 fn sparse(source: usize, document: u64) -> u32 {
-    if source == 0 && mix(document) % 10 != 0 { u32::MAX } else { 1 + (mix(document * 3) % 900) as u32 }
+    if source == 0 && !mix(document).is_multiple_of(10) { u32::MAX } else { 1 + (mix(document * 3) % 900) as u32 }
 }
 
 fn parts(weights: &[f64]) -> Vec<f64> {
@@ -46,7 +48,7 @@ fn by_samples_every_lane_is_within_two_documents_of_each_share_whatever_a_filter
     for weights in [vec![0.5, 0.5], vec![0.999, 0.001], vec![0.2, 0.7, 0.1], (1..=31).map(f64::from).collect()] {
         let documents = vec![300; weights.len()];
         let setup = Setup { weights: weights.clone(), algorithm: Algorithm::None, length: 1000, buffer: 0, ..Setup::new(&documents, 16) };
-        let engine = engine(&setup, sparse);
+        let engine = engine(&setup, LongDocuments::Drop, sparse);
         for lane in 0..16 {
             let mut given = vec![0u64; weights.len()];
             for turn in 1..1500u64 {
@@ -72,7 +74,8 @@ fn heavy(source: usize, document: u64) -> u32 {
 fn by_tokens_rows_hold_each_sources_share_in_every_lane_and_in_all_together() {
     type Lens = fn(usize, u64) -> u32;
     let many: Vec<f64> = (0..31).map(|i| 1.0 / f64::from(1 + i)).collect();
-    let cases: [(&str, &[f64], &[u64], Lens, f64); 6] = [
+    let cases: [(&str, &[f64], &[u64], Lens, f64); 7] = [
+        ("all but 512 of 4000 tokens cut off", &[0.5, 0.5], &[9000, 2000], |s, _| [400, 4000][s], 512.0),
         ("400 and 4000 tokens", &[0.5, 0.5], &[9000, 2000], |s, _| [400, 4000][s], 4000.0),
         ("heavy tails", &[0.5, 0.5], &[9000, 2000], heavy, 60_000.0),
         ("nine of ten filtered", &[0.5, 0.5], &[9000, 2000], sparse, 900.0),
@@ -82,7 +85,9 @@ fn by_tokens_rows_hold_each_sources_share_in_every_lane_and_in_all_together() {
     ];
     for (name, weights, documents, lens, longest) in cases {
         let setup = Setup { weights: weights.to_vec(), unit: Unit::Tokens, length: 512, buffer: 0, ..Setup::new(documents, 256) };
-        let engine = engine(&setup, lens);
+        // What is cut off a document does not count.
+        let long = if name.ends_with("cut off") { LongDocuments::Truncate } else { LongDocuments::Split };
+        let engine = engine(&setup, long, lens);
         let shares = parts(weights);
         let mut given = vec![vec![0u64; weights.len()]; 256];
         for row in 1..=200u64 {
@@ -156,7 +161,7 @@ fn tokens_in_are_tokens_out_and_counted_drops() {
 fn a_source_that_keeps_little_is_waited_for() {
     let one_of_many = |source, document| if source == 1 && document != 77 { u32::MAX } else { 16 };
     let setup = Setup { weights: vec![0.5, 0.5], buffer: 0, ..Setup::new(&[100, 5000], 8) };
-    let engine = engine(&setup, one_of_many);
+    let engine = engine(&setup, LongDocuments::Split, one_of_many);
     for _ in 0..40 {
         (0..8).for_each(|lane| assert!(engine.next(lane, None).unwrap().is_some()));
     }

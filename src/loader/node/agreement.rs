@@ -84,14 +84,29 @@ mod tests {
         let e = agreement.propose(0, change(4), || panic!("too early")).unwrap_err();
         assert!(e.message.ends_with("can still be set is 5"), "{e}");
         let mut set = 0;
-        agreement.propose(0, change(5), || Ok(set += 1)).unwrap();
+        agreement
+            .propose(0, change(5), || {
+                set += 1;
+                Ok(())
+            })
+            .unwrap();
         // The other rank asks for the same, as every rank does, although it may have begun that step meanwhile.
         assert_eq!(agreement.begins(1, 5), [change(5)]);
-        agreement.propose(1, change(5), || Ok(set += 1)).unwrap();
+        agreement
+            .propose(1, change(5), || {
+                set += 1;
+                Ok(())
+            })
+            .unwrap();
         assert_eq!((set, agreement.begins(1, 6).len(), agreement.begins(0, 3).len()), (1, 0, 0));
         // Whoever goes back to a state without it sets it anew.
         agreement.stands(0, 2, &[]);
-        agreement.propose(0, change(5), || Ok(set += 1)).unwrap();
+        agreement
+            .propose(0, change(5), || {
+                set += 1;
+                Ok(())
+            })
+            .unwrap();
         assert_eq!(set, 2);
     }
 
