@@ -134,7 +134,8 @@ def teach(kind: str, floats: int, report: str | None) -> None:
                     if report and i == 1000:
                         Path(report).write_text("in mid-copy, until killed")
             elif kind == "teacher":
-                gpu.upload(out.pointer, lesson(task.seed, floats))
+                data = lesson(task.seed, floats)  # which stays until it is copied
+                gpu.upload(out.pointer, data)
             gpu.synchronize()
 
     worker = Worker(fill_fn=fill, batch_config=config(floats), framework="numpy", device="student")

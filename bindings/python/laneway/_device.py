@@ -72,12 +72,10 @@ class _Managed(ctypes.Structure):
     _fields_ = [("major", c_uint32), ("minor", c_uint32), ("context", c_void_p), ("deleter", CFUNCTYPE(None, c_void_p))]
 
 
-_new = ctypes.pythonapi.PyCapsule_New
-_new.restype, _new.argtypes = py_object, [c_void_p, c_char_p, c_void_p]
-_valid = ctypes.pythonapi.PyCapsule_IsValid
-_valid.restype, _valid.argtypes = ctypes.c_int, [c_void_p, c_char_p]
-_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer.restype, _pointer.argtypes = c_void_p, [c_void_p, c_char_p]
+# Prototypes of our own: the functions of ctypes.pythonapi are shared, and whoever sets their types sets them for everybody.
+_new = ctypes.PYFUNCTYPE(py_object, c_void_p, c_char_p, c_void_p)(("PyCapsule_New", ctypes.pythonapi))
+_valid = ctypes.PYFUNCTYPE(ctypes.c_int, c_void_p, c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
+_pointer = ctypes.PYFUNCTYPE(c_void_p, c_void_p, c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
 
 
 @ctypes.PYFUNCTYPE(None, c_void_p)

@@ -263,7 +263,15 @@ class WorkerLoop:
             self._commit(raw, 1)
 
     def _fill(self, raw: bytes) -> None:
-        tasks = self._tasks(raw)
+        try:
+            tasks = self._tasks(raw)
+        except Exception:  # tensors that cannot be had here, of a device say
+            text = traceback.format_exc()
+            _log.error("worker: tasks could not be begun:\n%s", text)
+            for at in range(0, len(raw), _TASK_SIZE):
+                data = _shorten(text.encode("utf-8", "replace"))
+                _native.lib().lw_worker_fail(self._handle, raw[at : at + _TASK_SIZE], data, len(data))
+            return
         try:
             self._fill_and_write(tasks)
         except Exception:
