@@ -3,10 +3,10 @@ PYTHON := .venv/bin/python
 export PATH := $(CURDIR)/.venv/bin:$(HOME)/.cargo/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tools venv build demo test expected bench wheel docs header abi
+.PHONY: help setup tools venv build demo test expected bench gpu-check wheel docs header abi
 
 help: ## what there is
-	@sed -n 's/^\([a-z]*\):.*## /\1	/p' Makefile | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | expand -t 12
 
 setup: tools ## .venv with all Python packages, and a release build of library and program; once
 	@$(MAKE) --no-print-directory -j2 venv build
@@ -30,8 +30,11 @@ test: setup ## every test; SUITES="c python" runs some of them (scripts/run_test
 expected: setup ## every test, and their numbers written to tests/expected.txt
 	@$(PYTHON) scripts/run_tests.py --bless $(SUITES)
 
-bench: setup ## beside softs, multiprocessing and memcpy
+bench: setup ## beside softs, multiprocessing, memcpy, zephon, grain and the bare tokenizer
 	@$(PYTHON) benches/run.py
+
+gpu-check: ## what only a GPU can show of the cuda medium, in under 5 minutes; needs a build, Python with NumPy, and nothing from the network
+	@$$(command -v $(PYTHON) || command -v python3) scripts/gpu_check.py
 
 wheel: setup ## build/dist/laneway-*.whl
 	@$(PYTHON) -m pip wheel -q --no-build-isolation --no-deps -w build/dist -C cmake.define.LANEWAY_TARGET_DIR=$(CURDIR)/target -C build-dir=build/wheel .

@@ -26,7 +26,7 @@ const AHEAD: u32 = 15;
 const BATCH: u32 = 8;
 
 fn layout(bytes: u64) -> Layout {
-    Layout::new(vec![TensorSpec { name: "x".into(), shape: vec![bytes], dtype: DType::UInt8 }]).unwrap()
+    Layout::new(vec![TensorSpec::new("x", [bytes], DType::UInt8)]).unwrap()
 }
 
 fn soon() -> i64 {
@@ -77,7 +77,7 @@ fn measure(mode: &str, bytes: u64, length: Duration) -> String {
     let mut options = StudentOptions::new(endpoints, numbering, Arc::new(layout(bytes)));
     (options.slot_count, options.prefetch, options.spin_us) = (2 * (AHEAD + 1), prefetch, SPIN_US);
     let student = Student::open(options, soon()).unwrap();
-    student.set_model(Model { id: "m".into(), config: None }, soon()).unwrap();
+    student.set_model(Model { id: "m".into(), config: None, run: None }, soon()).unwrap();
     let me = std::env::current_exe().unwrap();
     let worker = Command::new(me).args(["--work", dir.to_str().unwrap(), &bytes.to_string(), &batch.to_string()]).spawn().unwrap();
     let worker = WorkerProcess(worker);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""`make bench`: the exchange beside its peers, in one run, pinned to two cores. docs/benchmarks.md says what is compared and why.
+"""`make bench`: the exchange and the lanes beside their peers, in one run, pinned to two cores. docs/benchmarks.md says what is compared and why.
 
-python benches/run.py                    everything, in about five minutes
+python benches/run.py                    everything, in about ten minutes
 python benches/run.py --only throughput round_trip
 python benches/run.py --quick            a tenth of the time, to see that it works; its figures are not worth quoting
 
@@ -25,7 +25,7 @@ from harness.machine import describe, pin  # noqa: E402
 from harness.plan import Plan  # noqa: E402
 from harness.report import Row  # noqa: E402
 
-ROWS = ("throughput", "round_trip", "in_place", "scaling", "counters", "native")
+ROWS = ("throughput", "round_trip", "in_place", "scaling", "counters", "native", "generate", "lanes", "lanes_state", "lanes_reading")
 
 
 def main() -> None:

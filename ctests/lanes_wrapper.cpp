@@ -167,6 +167,17 @@ void an_operator_keeps_its_state_and_may_throw() {
   CHECK(counted.use_count() == 2);  // this one, and that of `swap`
 }
 
+void rows_come_by_their_tickets() {
+  const laneway::Loader loader(endless());
+  const laneway::Rows rows(endless());
+  std::vector<std::uint64_t> hashes;
+  for (int step = 0; step < 3; ++step) hashes = loader.next()->row_hashes();
+  const laneway::Batch batch = rows.get({{5, 2}, {1, 2}});
+  CHECK(batch.row_hashes() == (std::vector<std::uint64_t>{hashes[5], hashes[1]}) && batch.layout().get() == nullptr);
+  CHECK(rows.dataset(0).documents() == NEWS_DOCUMENTS && has(error_of([&] { rows.get({{99, 0}}); }), "lanes 0 to 7"));
+  CHECK(error_of([&] { loader.set_model("n", 9); }).status() == LW_UNSUPPORTED);
+}
+
 void a_server_feeds_loaders() {
   const std::string dir = in_data("node");
   CHECK(mkdir(dir.c_str(), 0700) == 0 && setenv("LANEWAY_DIR", dir.c_str(), 1) == 0);
@@ -187,6 +198,7 @@ void a_server_feeds_loaders() {
 
 int main() {
   use_data();
+  rows_come_by_their_tickets();
   a_server_feeds_loaders();
   recipes_are_compared();
   datasets_are_read();

@@ -20,6 +20,11 @@ static void choices_are_made_and_freed(void) {
   lw_medium_free(medium);
   OK(lw_medium_file("/tmp/never-made", &medium));
   lw_medium_free(medium);
+  /* CUDA is looked for when a student is opened: these are choices on any machine. */
+  OK(lw_medium_cuda(0, LW_FALLBACK_NONE, &medium));
+  lw_medium_free(medium);
+  OK(lw_medium_shm_pinned(0, LW_FALLBACK_SHM, &medium));
+  lw_medium_free(medium);
 }
 
 static void a_custom_medium_is_dropped_once_and_only_if_it_was_taken(void) {
@@ -32,6 +37,7 @@ static void a_custom_medium_is_dropped_once_and_only_if_it_was_taken(void) {
 #define TABLE(change, words) bad = table, change, FAILS(lw_medium_custom(&bad, &medium), LW_INVALID_ARGUMENT, words)
   TABLE(bad.kind = NULL, "kind NULL");
   TABLE(bad.kind = "shm", "kind 'shm' built");
+  TABLE(bad.kind = "cuda", "kind 'cuda' built");
   TABLE(bad.kind = "", "kind ''");
   TABLE(bad.kind = "a-kind-whose-name-is-far-too-long", "31");
   TABLE(bad.buf_name = NULL, "buf_name NULL");

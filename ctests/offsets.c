@@ -32,6 +32,7 @@ AT(lw_medium_table, drop, 16);
 AT(lw_medium_table, kind, 24);
 AT(lw_medium_table, buf_name, 32);
 AT(lw_medium_table, slot_count, 40);
+AT(lw_medium_table, reserved, 44);
 AT(lw_medium_table, slot_stride, 48);
 AT(lw_medium_table, read, 56);
 AT(lw_medium_table, write, 64);
@@ -58,7 +59,7 @@ AT(lw_broker_options, struct_size, 0);
 AT(lw_broker_options, endpoints, 8);
 AT(lw_broker_options, exit_when_idle_ms, 40);
 
-SIZE(lw_student_options, 120);
+SIZE(lw_student_options, 128);
 AT(lw_student_options, struct_size, 0);
 AT(lw_student_options, endpoints, 8);
 AT(lw_student_options, group, 40);
@@ -77,6 +78,7 @@ AT(lw_student_options, max_attempts, 104);
 AT(lw_student_options, spin_us, 108);
 AT(lw_student_options, arrival_order, 112);
 AT(lw_student_options, embedded_broker, 116);
+AT(lw_student_options, input, 120);
 
 SIZE(lw_sample, 72);
 AT(lw_sample, data, 0);
@@ -90,7 +92,7 @@ AT(lw_sample, serial, 56);
 AT(lw_sample, slot, 64);
 AT(lw_sample, flags, 68);
 
-SIZE(lw_worker_options, 88);
+SIZE(lw_worker_options, 96);
 AT(lw_worker_options, struct_size, 0);
 AT(lw_worker_options, endpoints, 8);
 AT(lw_worker_options, layout, 40);
@@ -100,6 +102,8 @@ AT(lw_worker_options, slot_size, 64);
 AT(lw_worker_options, worker_id, 72);
 AT(lw_worker_options, batch_size, 80);
 AT(lw_worker_options, spin_us, 84);
+AT(lw_worker_options, device, 88);
+AT(lw_worker_options, reserved, 92);
 
 SIZE(lw_task, 104);
 AT(lw_task, data, 0);
@@ -115,6 +119,7 @@ AT(lw_task, model_config, 72);
 AT(lw_task, model_config_len, 80);
 AT(lw_task, layout, 88);
 AT(lw_task, attempt, 96);
+AT(lw_task, flags, 100);
 
 SIZE(lw_dataset_options, 104);
 AT(lw_dataset_options, struct_size, 0);
@@ -207,7 +212,19 @@ AT(lw_operator_table, flush, 56);
 AT(lw_operator_table, save, 64);
 AT(lw_operator_table, load, 72);
 
-SIZE(lw_loader_options, 112);
+SIZE(lw_generate_options, 80);
+AT(lw_generate_options, struct_size, 0);
+AT(lw_generate_options, endpoints, 8);
+AT(lw_generate_options, group, 40);
+AT(lw_generate_options, connect_ms, 48);
+AT(lw_generate_options, window, 56);
+AT(lw_generate_options, max_workers, 60);
+AT(lw_generate_options, max_attempts, 64);
+AT(lw_generate_options, spin_us, 68);
+AT(lw_generate_options, embedded_broker, 72);
+AT(lw_generate_options, rows_only, 76);
+
+SIZE(lw_loader_options, 120);
 AT(lw_loader_options, struct_size, 0);
 AT(lw_loader_options, rank, 8);
 AT(lw_loader_options, ranks, 12);
@@ -224,6 +241,11 @@ AT(lw_loader_options, progress, 80);
 AT(lw_loader_options, progress_user, 88);
 AT(lw_loader_options, operators, 96);
 AT(lw_loader_options, operator_count, 104);
+AT(lw_loader_options, generate, 112);
+
+SIZE(lw_ticket, 16);
+AT(lw_ticket, lane, 0);
+AT(lw_ticket, step, 8);
 
 SIZE(lw_state, 16);
 AT(lw_state, data, 0);
@@ -263,13 +285,44 @@ NUMBER(LW_INT8, 8);
 NUMBER(LW_UINT8, 9);
 NUMBER(LW_BOOL, 10);
 NUMBER(LW_DEVICE_CPU, 1);
+NUMBER(LW_DEVICE_CUDA, 2);
 NUMBER(LW_ROLE_CLIENT, 0);
 NUMBER(LW_ROLE_DATASET, 1);
 NUMBER(LW_SAMPLE_COPIED, 1);
+NUMBER(LW_ON_DEVICE, 2);
+NUMBER(LW_STREAM_LEGACY, 1);
+NUMBER(LW_STREAM_PER_THREAD, 2);
+NUMBER(LW_FALLBACK_NONE, 0);
+NUMBER(LW_FALLBACK_SHM, 1);
+NUMBER(LW_MAKE_IN_HOST_MEMORY, -1);
+NUMBER(LW_MAKE_ON_STUDENTS_DEVICE, -2);
 NUMBER(LW_SPIN_ADAPTIVE, 0xFFFFFFFFu);
 NUMBER(LW_NEVER, INT64_MAX);
 NUMBER(LW_NO_LANE, 0xFFFFFFFFu);
 NUMBER(LW_THREADS_ALL, 0xFFFFFFFFu);
 NUMBER(LW_ENDLESS, UINT64_MAX);
+
+SIZE(lw_server_options, 48);
+AT(lw_server_options, struct_size, 0);
+AT(lw_server_options, name, 8);
+AT(lw_server_options, loader, 16);
+AT(lw_server_options, ranks, 24);
+AT(lw_server_options, local_ranks, 28);
+AT(lw_server_options, peers, 32);
+AT(lw_server_options, slots, 36);
+AT(lw_server_options, exit_when_idle_ms, 40);
+
+SIZE(lw_connect_options, 64);
+AT(lw_connect_options, struct_size, 0);
+AT(lw_connect_options, name, 8);
+AT(lw_connect_options, rank, 16);
+AT(lw_connect_options, ranks, 20);
+AT(lw_connect_options, microbatch_size, 24);
+AT(lw_connect_options, uneven, 32);
+AT(lw_connect_options, peers, 36);
+AT(lw_connect_options, spin_us, 40);
+AT(lw_connect_options, patience_ms, 44);
+AT(lw_connect_options, progress, 48);
+AT(lw_connect_options, progress_user, 56);
 
 int main(void) { return lw_abi_version() == LW_ABI_VERSION ? 0 : 1; }

@@ -47,6 +47,24 @@ void encode_and_decode_are_inverse() {
   CHECK(has(error_of([&] { tensors[0].as<const double>(); }), "'a'"));
 }
 
+void ragged_dimensions_are_written_as_everywhere() {
+  const laneway::Layout made{laneway::Spec("ids", {"seq<=5"}, LW_INT32).require_range(0, 99),
+                             laneway::Spec("top \"k\"", {"seq<=5", 3}, LW_FLOAT32).require_finite()};
+  CHECK(made.to_json() == R"({"specs":[{"name":"ids","shape":["seq<=5"],"dtype":"int32","min":0,"max":99},)"
+                          R"({"name":"top \"k\"","shape":["seq<=5",3],"dtype":"float32","finite":true}]})");
+  CHECK(made[1].sizes()[0] == 5 && made[1].nbytes == 60);
+  std::int32_t ids[] = {7, 8};
+  float top[] = {1, 2, 3, 4, 5, 6};
+  const std::int64_t two[] = {2}, two_three[] = {2, 3};
+  std::vector<std::int64_t> words(made.nbytes() / 8 + 1);
+  made.encode({{ids, two, "ids", 8, 1, LW_INT32, LW_DEVICE_CPU, 0}, {top, two_three, nullptr, 24, 2, LW_FLOAT32, LW_DEVICE_CPU, 0}}, words.data(), made.nbytes());
+  const auto tensors = made.decode(words.data(), made.nbytes());
+  CHECK(tensors[0].sizes()[0] == 2 && tensors[0].as<const std::int32_t>()[1] == 8 && tensors[0].as<const std::int32_t>().size() == 2);
+  CHECK(tensors[1].sizes()[0] == 2 && tensors[1].as<const float>()[5] == 6);
+  CHECK(has(error_of([] { laneway::Layout{{"x", {"seq"}, LW_INT8}}; }), "seq<=2048"));
+}
+
+static_assert(!std::is_copy_constructible_v<laneway::MetricsServer>);
 static_assert(!std::is_copy_constructible_v<laneway::Sample> && std::is_nothrow_move_constructible_v<laneway::Sample>);
 static_assert(!std::is_copy_constructible_v<laneway::Task> && !std::is_copy_constructible_v<laneway::Student>);
 
@@ -65,7 +83,8 @@ void a_sample_outlives_its_student(const laneway::Layout& tensors) {
       check_words(&second.get());
       kept = std::move(second);
     }
-    CHECK(student.stats().front() == '{');
+    CHECK(student.stats().front() == '{' && laneway::metrics().find("\"delivered\":20") != std::string::npos);
+    CHECK(laneway::metrics_text().find("laneway_student_samples_total{") != std::string::npos && laneway::MetricsServer().port() != 0);
     laneway::Student moved = std::move(student);
     moved.cancel();
     const auto interrupted = error_of([&] { // the next wait: what is there already is handed out first
@@ -89,6 +108,7 @@ void a_worker_function_that_throws_fails_its_tasks(const laneway::Layout& tensor
 int main() {
   layouts_say_what_they_hold();
   encode_and_decode_are_inverse();
+  ragged_dimensions_are_written_as_everywhere();
   use_private_dir();
   const laneway::Layout tensors = layout();
   laneway::Broker broker;

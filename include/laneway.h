@@ -167,6 +167,11 @@ lw_status lw_log_set_callback(lw_log_fn callback, void *user, void (*drop)(void 
  *
  * The tensors of one sample: their names, shapes and dtypes, and where each lies in the sample's bytes. Tensors lie in
  * the order given, each starts at a multiple of 64 bytes, row-major without strides; the tail is not padded.
+ *
+ * A *ragged* dimension has its own length in every sample, up to a maximum that slots have room for. In JSON it is written `"seq<=2048"`;
+ * all dimensions of one name have one length. A ragged tensor starts where it would with all dimensions at their maximum, and lies there
+ * row-major in its true shape; the rest of its place is zero. Behind the last tensor, at a multiple of 64 bytes, lie the true shapes of
+ * the ragged tensors in order: `ndim` little-endian `int64_t` each.
  */
 
 // Element types.
@@ -220,11 +225,11 @@ typedef struct {
 typedef struct {
     // The first element.
     void *data;
-    // `ndim` sizes, outermost first.
+    // `ndim` sizes, outermost first; of a ragged tensor in a sample the true ones.
     const int64_t *shape;
     // NUL-terminated UTF-8.
     const char *name;
-    // Bytes at `data`.
+    // Bytes at `data`: those of the shape.
     uint64_t nbytes;
     // Number of dimensions.
     int32_t ndim;
@@ -236,11 +241,14 @@ typedef struct {
     int32_t device_id;
 } lw_tensor;
 
-// Makes a layout of `count` tensors. On success `*out` is the caller's: free it with `lw_layout_free`. Any thread.
+// Makes a layout of `count` tensors of fixed shape, of whose values nothing is asked; `lw_layout_from_json` makes the others. On success
+// `*out` is the caller's: free it with `lw_layout_free`. Any thread.
 LW_MUST_USE lw_status lw_layout_new(const lw_tensor_spec *specs, size_t count, lw_layout **out);
 
-// Makes a layout from `{"specs": [{"name": "x", "shape": [3, 224], "dtype": "float32"}, …]}`: `len` bytes of UTF-8.
-// Unknown fields are errors. On success `*out` is the caller's: free it with `lw_layout_free`. Any thread.
+// Makes a layout from `{"specs": [{"name": "x", "shape": [3, 224], "dtype": "float32"}, …]}`: `len` bytes of UTF-8. A size may be a name
+// and a maximum, `"seq<=2048"`: a ragged dimension. `"finite": true` asks for finite values of a float type, `"min"` and `"max"` for
+// values of an integer type from one to the other: what a worker commits is checked. Unknown fields are errors. On success `*out` is the
+// caller's: free it with `lw_layout_free`. Any thread.
 LW_MUST_USE lw_status lw_layout_from_json(const char *text, size_t len, lw_layout **out);
 
 // Writes the layout as `lw_layout_from_json` reads it, NUL-terminated, into `buffer`; equal layouts give equal text.
@@ -253,21 +261,28 @@ uint64_t lw_layout_nbytes(const lw_layout *layout);
 // Number of tensors; 0 if `layout` is NULL. Any thread.
 size_t lw_layout_count(const lw_layout *layout);
 
-// Describes tensor `index`: `*tensor` with `data` NULL, and its byte offset in a sample (`offset` may be NULL). The
-// shape and name belong to the layout and are valid until it is freed. Any thread.
+// Describes tensor `index`: `*tensor` with `data` NULL, ragged dimensions at their maximum, and its byte offset in a sample (`offset` may
+// be NULL). The shape and name belong to the layout and are valid until it is freed. Any thread.
 LW_MUST_USE lw_status lw_layout_tensor(const lw_layout *layout, size_t index, lw_tensor *tensor, uint64_t *offset);
 
 // Finds the tensor of that NUL-terminated name; `LW_NOT_FOUND` if there is none. Any thread.
 LW_MUST_USE lw_status lw_layout_find(const lw_layout *layout, const char *name, size_t *index);
 
-// Copies tensors into a sample of `lw_layout_nbytes` bytes at `out` (`capacity` must be at least that); bytes between
-// tensors become 0. `tensors` holds each tensor of the layout once, matched by name, or, where `name` is NULL, by
-// position. Dtype, shape and `nbytes` must be the layout's. Tensors must not overlap `out`. Any thread.
+// Copies tensors into a sample of `lw_layout_nbytes` bytes at `out` (`capacity` must be at least that); bytes between tensors become 0.
+// `tensors` holds each tensor of the layout once, matched by name, or, where `name` is NULL, by position. Dtype, shape and `nbytes` must
+// be the layout's; the shapes of ragged tensors give the sample its lengths. Values are not looked at: a worker's commit does that.
+// Tensors must not overlap `out`. Any thread.
 LW_MUST_USE lw_status lw_layout_encode(const lw_layout *layout, const lw_tensor *tensors, size_t count, void *out, size_t capacity);
 
-// Fills `tensors[0 … count-1]`, where `count` is that of the layout, with views of the sample of `len` bytes at `data`.
-// Nothing is copied: the views are as long-lived and as writable as `data`; shapes and names belong to the layout. Any thread.
-LW_MUST_USE lw_status lw_layout_decode(const lw_layout *layout, const void *data, size_t len, lw_tensor *tensors, size_t count);
+// Fills `tensors[0 … count-1]`, where `count` is that of the layout, with views of the sample of `len` bytes at `data`. Nothing is copied:
+// the views are as long-lived and as writable as `data`. Names belong to the layout, and shapes too, but those of ragged tensors, which
+// are the sample's own and lie in `data` (which must then be aligned to 8 bytes); `LW_CORRUPT` if they are wrong. Any thread.
+LW_MUST_USE
+lw_status lw_layout_decode(const lw_layout *layout,
+                           const void *data,
+                           size_t len,
+                           lw_tensor *tensors,
+                           size_t count);
 
 // Frees a layout made by `lw_layout_new` or `lw_layout_from_json`; NULL is allowed. Students and workers that were
 // opened with it have their own copy. Not while another thread uses it.
@@ -484,6 +499,8 @@ typedef struct {
     int32_t arrival_order;
     // 1: start the `laneway broker` program if no broker answers; it ends when its last student and worker have gone. Default 0.
     int32_t embedded_broker;
+    // The tensors that each ticket carries for its worker, given by `lw_student_give`. NULL (the default): none.
+    const lw_layout *input;
 } lw_student_options;
 
 // One sample: a plain value that may be copied; what counts are its references.
@@ -529,6 +546,11 @@ lw_status lw_student_set_model(const lw_student *student,
                                int64_t deadline,
                                uint64_t *generation);
 
+// Gives the inputs of the next `count` tickets, in their order: `nbytes` bytes each, one behind the other, as the layout in
+// `options.input` says. They are copied. A ticket is opened once its input was given; one that is made again keeps its
+// input; after `lw_student_rewind` they are given again from there.
+LW_MUST_USE lw_status lw_student_give(const lw_student *student, const void *data, size_t nbytes, size_t count);
+
 // Waits until `deadline` for the next sample, then takes it and those that are ready behind it, `max` at most. `*count`
 // samples at `samples` are then the caller's, each with one reference. `LW_TIMEOUT`: nothing was lost, the ticket stays open for the
 // next call. `LW_TASK_FAILED`: the next ticket failed as often as allowed; the message names it and carries the worker's
@@ -543,8 +565,9 @@ LW_MUST_USE lw_status lw_student_retain(const lw_student *student, const lw_samp
 // held is an error (`LW_INVALID_ARGUMENT`) that names it; the others are released all the same.
 LW_MUST_USE lw_status lw_student_release(const lw_student *student, const lw_sample *samples, size_t count, void *stream);
 
-// Describes tensor `index` of a held sample: a view, not to be written, as long-lived as the sample's reference. Shape and
-// name belong to the student.
+// Describes tensor `index` of a held sample: a view, not to be written, as long-lived as the sample's reference. Shape and name belong to
+// the student; the shape of a ragged tensor is the sample's true one and lies in its memory. `LW_CORRUPT`: the shape is beyond its
+// maximum.
 LW_MUST_USE lw_status lw_student_tensor(const lw_student *student, const lw_sample *sample, size_t index, lw_tensor *tensor);
 
 // Exports tensor `index` of a held sample as a DLPack (1.0) tensor, flagged read-only, that holds a reference of its own: the sample may be
@@ -565,11 +588,9 @@ uint64_t lw_student_lane(const lw_student *student);
 // The step of the next sample that `lw_student_next` hands out in ticket order; 0 for NULL.
 uint64_t lw_student_cursor(const lw_student *student);
 
-// Goes back: samples from `step` on, which is at most `lw_student_cursor`, count as not handed out, and are made anew by the current model. For loaders that threw
-// away what they had. What is held stays held.
-LW_MUST_USE
-lw_status lw_student_rewind(const lw_student *student,
-                            uint64_t step);
+// Goes back: samples from `step` on, which is at most `lw_student_cursor`, count as not handed out, and are made anew by the current
+// model. For loaders that threw away what they had. What is held stays held.
+LW_MUST_USE lw_status lw_student_rewind(const lw_student *student, uint64_t step);
 
 // Writes what the student is registered as, one JSON object (`{"group": "default", "host": "…", "lane": 0, "session": 123}`), NUL-terminated, into
 // `buffer`. `*len` becomes its length without the NUL; `capacity` 0 only asks for it.
@@ -686,8 +707,32 @@ LW_MUST_USE lw_status lw_worker_open(const lw_worker_options *options, int64_t d
 // `LW_INTERRUPTED`, `LW_FORKED`.
 LW_MUST_USE lw_status lw_worker_take(const lw_worker *worker, int64_t deadline, lw_task *tasks, size_t max, size_t *count);
 
-// Describes tensor `index` of an open task: a writable view, valid while the task is open. Shape and name belong to the worker.
+// Describes tensor `index` of an open task: a writable view, valid while the task is open. Shape and name belong to the worker; the shape
+// of a ragged tensor lies in the task's memory, and its lengths must have been set (`lw_worker_set_length`, or by writing the sample with
+// `lw_layout_encode`).
 LW_MUST_USE lw_status lw_worker_tensor(const lw_worker *worker, const lw_task *task, size_t index, lw_tensor *tensor);
+
+// Describes tensor `index` of what an open task's ticket carries: a view, not to be written, valid while the task is open. Shape and name belong to
+// the worker. `LW_NOT_FOUND`: it carries nothing.
+LW_MUST_USE
+lw_status lw_worker_input(const lw_worker *worker,
+                          const lw_task *task,
+                          size_t index,
+                          lw_tensor *tensor);
+
+// The tensors of what an open task's ticket carries; NULL if it carries nothing, for a task that is not open, and for NULL. Valid until
+// `lw_worker_free`, not to be freed.
+const lw_layout *lw_worker_input_layout(const lw_worker *worker, const lw_task *task);
+// Exports tensor `index` of an open task as a DLPack (1.0) tensor to be written. Its memory stays mapped until its `deleter` is called, once, on any thread; but
+// once the task is no longer open, it is others' to write. `*out` is the caller's.
+LW_MUST_USE
+lw_status lw_worker_dlpack(const lw_worker *worker,
+                           const lw_task *task,
+                           size_t index,
+                           DLManagedTensorVersioned **out);
+
+// Copies `len` bytes of host memory to the beginning of an open task's memory, wherever that is, and returns once they are there.
+LW_MUST_USE lw_status lw_worker_write(const lw_worker *worker, const lw_task *task, const void *data, size_t len);
 
 // Publishes `count` samples of `lengths[i]` bytes at `tasks[i].data` each; `lengths` NULL: all tensors of each. A length that is not the layout's, or a task
 // that is not open, is `LW_INVALID_ARGUMENT`, and nothing is published. After any other error, a medium's say, what could not be published was failed with its message. `*wanted` (may be NULL) becomes the number that somebody still
@@ -935,6 +980,9 @@ void lw_recipe_free(lw_recipe *recipe);
  * | `loss_mask` | bool | 1 where the label counts |
  * | `cu_seqlens` | int32 | `[segments + 1]`: where segments start in the batch laid out as one sequence, and its end; a row's padding is a segment of its own |
  *
+ * Where teachers made samples of its rows (`[generate]` in the recipe), it also has their tensors, by name: `lw_batch_layout`
+ * describes those of a row, and each is `[rows, …]`, zero in rows that are padding.
+ *
  * A tensor is written when it is first asked for. A batch is counted: `lw_batch_retain`, `lw_batch_release`.
  */
 
@@ -1004,6 +1052,10 @@ LW_MUST_USE lw_status lw_batch_describe(const lw_batch *batch, lw_batch_info *in
 // is released, like its name and shape. `LW_NOT_FOUND` lists the names. Any thread.
 LW_MUST_USE lw_status lw_batch_tensor(const lw_batch *batch, const char *name, lw_tensor *tensor);
 
+// The tensors that teachers made of each row; NULL if they made none, and for NULL. It belongs to the batch: valid until its last
+// reference is released, not to be freed. Any thread.
+const lw_layout *lw_batch_layout(const lw_batch *batch);
+
 // Exports the tensor of that name as a DLPack (1.0) tensor, flagged read-only, that holds a reference of its own. Its
 // consumer calls its `deleter` once, on any thread, also while the process ends; in a forked child that does nothing.
 // `*out` is the caller's. Any thread.
@@ -1018,7 +1070,7 @@ LW_MUST_USE lw_status lw_batch_rows(const lw_batch *batch, lw_row *rows, size_t 
 // datasets and their shards. Any thread.
 LW_MUST_USE lw_status lw_batch_segments(const lw_batch *batch, lw_segment *segments, size_t capacity, size_t *count);
 
-// Hashes of `input_ids`, `labels`, `positions` and `segment_ids` of each row that is part of the global batch, in
+// Hashes of `input_ids`, `labels`, `positions`, `segment_ids` and of what teachers made, of each row that is part of the global batch, in
 // order. `hashes` has room for `capacity`; `*count` becomes their number in any case. `capacity` 0 only asks for it.
 // Any thread.
 LW_MUST_USE lw_status lw_batch_row_hashes(const lw_batch *batch, uint64_t *hashes, size_t capacity, size_t *count);
@@ -1155,6 +1207,43 @@ LW_MUST_USE lw_status lw_pieces_release(lw_pieces *pieces, uint64_t number);
 // Describes a piece that is pushed or held; its tokens are valid until the call returns or releases it.
 LW_MUST_USE lw_status lw_pieces_get(const lw_pieces *pieces, uint64_t number, lw_piece *piece);
 
+/* ==== generate ======================================================================================================
+ *
+ * How a loader reaches the teachers of a recipe that has a `[generate]`: workers that make a sample for each row, which
+ * its batch then has as tensors. None of it changes a byte.
+ *
+ * The loader is a student of the group (one a rank, in the role `LW_ROLE_CLIENT`); it registers when its first batch is
+ * asked for. A worker makes a row's sample from its ticket (lane and number of the row): `lw_rows_of_tasks` gives it the row.
+ */
+
+// Fill it after `lw_generate_options_init`. What it points to is read during `lw_loader_open` only.
+typedef struct {
+    // `sizeof(lw_generate_options)`.
+    size_t struct_size;
+    // Where the broker is. The loader uses `frontend`, `control` and `control_pub`; `backend` only with `embedded_broker`.
+    lw_endpoints endpoints;
+    // Separates jobs on one broker; NUL-terminated UTF-8. NULL (the default): as for a student. No other student of the
+    // group may have this rank.
+    const char *group;
+    // Milliseconds that the broker may take to answer at first. Default 10,000.
+    uint64_t connect_ms;
+    // Samples in flight and held together; 0 (the default): those of the steps made ahead, as far as they fit into 1 GiB.
+    uint32_t window;
+    // Workers that can be attached at once. Default 8.
+    uint32_t max_workers;
+    // How often a row is tried, when its worker fails or dies, before `lw_loader_next` reports it. Default 3.
+    uint32_t max_attempts;
+    // How long to spin before sleeping, in microseconds. Default `LW_SPIN_ADAPTIVE`.
+    uint32_t spin_us;
+    // 1: start the `laneway broker` program if no broker answers. Default 0.
+    int32_t embedded_broker;
+    // 1: ask nobody; batches hold rows alone. Default 0.
+    int32_t rows_only;
+} lw_generate_options;
+
+// Sets `struct_size` and the defaults. NULL is allowed.
+void lw_generate_options_init(lw_generate_options *options);
+
 /* ==== loader ========================================================================================================
  *
  * A rank's part of every global batch, in order: for one recipe the same rows in the same order, byte for byte, on
@@ -1219,6 +1308,8 @@ typedef struct {
     const lw_operator_table *const *operators;
     // How many.
     size_t operator_count;
+    // How teachers are reached, where the recipe has a `[generate]`. NULL: the defaults.
+    const lw_generate_options *generate;
 } lw_loader_options;
 
 // Sets `struct_size` and the defaults. NULL is allowed.
@@ -1232,9 +1323,13 @@ LW_MUST_USE lw_status lw_loader_open(const lw_recipe *recipe, const lw_loader_op
 // Waits until `deadline` for the next batch. `*out` is then the caller's (`lw_batch_release`), or NULL after the last
 // batch of a stream that ends; such a stream is counted first, by the first call that needs it, whatever the deadline
 // (see `lw_loader_steps`). `LW_TIMEOUT`: nothing was lost, call again. `LW_DATA`: a document, a file or a user's
-// function failed, and the message names it. Also `LW_INTERRUPTED`, `LW_CLOSED`, `LW_FORKED`. A signal alone does not
+// function failed, and the message names it. `LW_TASK_FAILED`: a row was given up by the teachers, and the message names it and
+// its documents and carries the worker's text; it stays until the loader is moved or loaded. Also `LW_INTERRUPTED`, `LW_CLOSED`, `LW_FORKED`. A signal alone does not
 // end the wait: its handler calls `lw_loader_cancel`.
-LW_MUST_USE lw_status lw_loader_next(const lw_loader *loader, int64_t deadline, lw_batch **out);
+LW_MUST_USE
+lw_status lw_loader_next(const lw_loader *loader,
+                         int64_t deadline,
+                         lw_batch **out);
 
 // Goes to the start of a step, ahead or back. Quick where the tokens of every document were counted (a stream that
 // ends; `laneway index --tokens`); otherwise the rank's lanes are run up to there, which the log says. All ranks seek
@@ -1245,6 +1340,17 @@ LW_MUST_USE lw_status lw_loader_seek(const lw_loader *loader, uint64_t step);
 // same. They hold for documents taken after the first row of the first row window at or after that step. Too early is
 // an error that names the first possible step. What was made ahead is made again. States that are saved keep it.
 LW_MUST_USE lw_status lw_loader_set_mixture(const lw_loader *loader, const double *weights, size_t count, uint64_t from_step);
+
+// Has teachers make the rows from `from_step` on with another model, for recipes with a `[generate]`; every rank sets
+// the same, and rank 0 tells the workers. `model_id` is UTF-8 of any size, `model_cfg` a JSON object or NULL. Too early is
+// an error that names the first possible step. What was made ahead is made again. States that are saved keep it.
+LW_MUST_USE
+lw_status lw_loader_set_model(const lw_loader *loader,
+                              const char *model_id,
+                              size_t model_id_len,
+                              const char *model_cfg,
+                              size_t model_cfg_len,
+                              uint64_t from_step);
 
 // How many steps the stream has; `LW_ENDLESS` if it does not end. One that ends is counted first, unless the cache
 // has the counts: all documents are read and tokenized once.
@@ -1275,9 +1381,13 @@ LW_MUST_USE lw_status lw_loader_explain(const lw_loader *loader, char *buffer, s
 // delivered and `waited_ns` for them, `bytes_read` for documents, `tokenizer` (the engine in use, and why). Since it
 // was opened, loaded or moved, over the rank's lanes, what was made ahead included: `documents`, `tokens`, `rows`,
 // `epoch` (the lowest), `truncated_tokens`, and documents left out: `empty`, `filtered`, `skipped`, `dropped` (of
-// `dropped_tokens`). `*len` becomes its length without the NUL; `capacity` 0 only asks for it. They may grow between
+// `dropped_tokens`). `generate`: what `lw_student_stats` says of the student that asks the teachers, or null. `*len` becomes its length without the NUL; `capacity` 0 only asks for it. They may grow between
 // two calls.
-LW_MUST_USE lw_status lw_loader_stats(const lw_loader *loader, char *buffer, size_t capacity, size_t *len);
+LW_MUST_USE
+lw_status lw_loader_stats(const lw_loader *loader,
+                          char *buffer,
+                          size_t capacity,
+                          size_t *len);
 
 // Writes the text of `count` token ids, special tokens spelled out (UTF-8, which may hold NULs), and a NUL, into
 // `buffer`. `*len` becomes the text's length without the NUL; `capacity` 0 only asks for it.
@@ -1331,6 +1441,7 @@ LW_MUST_USE lw_status lw_loader_save_json(const lw_loader *loader, char *buffer,
 // stays where it was.
 LW_MUST_USE lw_status lw_loader_load(const lw_loader *loader, const lw_state *states, size_t count);
 
+/* ==== rows ===================================================================================================
 #ifdef __cplusplus
 }
 #endif

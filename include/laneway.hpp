@@ -31,6 +31,13 @@ namespace laneway {
 class Medium {
  public:
   static Medium shm() { return make([](lw_medium** out) { return lw_medium_shm(out); }); }
+  // Page-locked, for copies to a CUDA device; and a CUDA device's own memory. `fallback`: one of lw_fallback.
+  static Medium shm_pinned(int device = 0, lw_fallback fallback = LW_FALLBACK_NONE) {
+    return make([&](lw_medium** out) { return lw_medium_shm_pinned(device, fallback, out); });
+  }
+  static Medium cuda(int device = 0, lw_fallback fallback = LW_FALLBACK_NONE) {
+    return make([&](lw_medium** out) { return lw_medium_cuda(device, fallback, out); });
+  }
   static Medium file(const std::string& path) { return make([&](lw_medium** out) { return lw_medium_file(path.c_str(), out); }); }
   static Medium custom(const lw_medium_table& table) { return make([&](lw_medium** out) { return lw_medium_custom(&table, out); }); }
   const lw_medium* get() const noexcept { return owner_.get(); }
@@ -88,9 +95,9 @@ class Sample {
     check(lw_student_retain(student_.get(), &sample_));
     return Sample(student_, sample_);
   }
-  // Gives the slot back now; the sample must not be read any more.
-  void release() noexcept {
-    if (student_ && lw_student_release(student_.get(), &sample_, 1, nullptr) != LW_OK) {
+  // Gives the slot back now; the sample must not be read any more. On a device, what was queued on `stream` before may still read it.
+  void release(void* stream = nullptr) noexcept {
+    if (student_ && lw_student_release(student_.get(), &sample_, 1, stream) != LW_OK) {
       // In a forked child there is nothing to give back; elsewhere a reference that is held can be released.
     }
     student_.reset();
@@ -104,6 +111,8 @@ class Sample {
   }
   Tensor tensor(const std::string& name) const { return tensor(layout().find(name)); }
   LayoutRef layout() const noexcept { return LayoutRef(lw_student_layout(student_.get())); }
+  // Copies its first bytes to the host, wherever it lies.
+  void read(void* out, std::size_t length) const { check(lw_student_read(student_.get(), &sample_, out, length)); }
   // A DLPack tensor with a reference of its own; whoever takes it calls its deleter.
   DLManagedTensorVersioned* dlpack(std::size_t index) const {
     DLManagedTensorVersioned* tensor = nullptr;
@@ -146,6 +155,8 @@ class Student {
     check(lw_student_set_model(get(), id.data(), id.size(), config ? config->data() : nullptr, config ? config->size() : 0, deadline, &generation));
     return generation;
   }
+  // The inputs of the next `count` tickets, `bytes` each, one behind the other.
+  void give(const void* data, std::size_t bytes, std::size_t count = 1) const { check(lw_student_give(get(), data, bytes, count)); }
   // The next sample, nothing if the deadline passed first.
   std::optional<Sample> next(Deadline deadline) const {
     std::vector<Sample> one = next(1, deadline);
@@ -207,7 +218,25 @@ class Task {
     check(lw_worker_tensor(worker_.get(), &task_, index, &tensor));
     return tensor;
   }
+  // The length of a ragged dimension, in all tensors that have it: set before their views are asked for.
+  void set_length(const std::string& dimension, std::uint64_t length) const {
+    check(lw_worker_set_length(worker_.get(), &task_, dimension.c_str(), length));
+  }
   Tensor tensor(const std::string& name) const { return tensor(layout().find(name)); }
+  // What its ticket carries, by name; not to be written: take Span<const T>.
+  Tensor input(const std::string& name) const {
+    Tensor tensor;
+    check(lw_worker_input(worker_.get(), &task_, LayoutRef(lw_worker_input_layout(worker_.get(), &task_)).find(name), &tensor));
+    return tensor;
+  }
+  // Copies bytes of the host to its beginning, wherever it lies.
+  void write(const void* data, std::size_t length) const { check(lw_worker_write(worker_.get(), &task_, data, length)); }
+  // A DLPack tensor to be written; whoever takes it calls its deleter.
+  DLManagedTensorVersioned* dlpack(std::size_t index) const {
+    DLManagedTensorVersioned* tensor = nullptr;
+    check(lw_worker_dlpack(worker_.get(), &task_, index, &tensor));
+    return tensor;
+  }
 
  private:
   friend class Worker;
@@ -244,13 +273,13 @@ class Worker {
     for (std::size_t i = 0; i < count; ++i) tasks.push_back(Task(handle_, plain[i]));
     return tasks;
   }
-  // Publishes all tensors of each task; gives how many were still wanted.
-  std::uint32_t commit(std::vector<Task>&& tasks) const {
+  // Publishes all tensors of each task; gives how many were still wanted. On a device, waits for what is queued on `stream` first.
+  std::uint32_t commit(std::vector<Task>&& tasks, void* stream = nullptr) const {
     std::vector<lw_task> plain;
     plain.reserve(tasks.size());
     for (const Task& task : tasks) plain.push_back(task.task_);
     std::uint32_t wanted = 0;
-    check(lw_worker_commit(get(), plain.data(), nullptr, plain.size(), nullptr, &wanted));
+    check(lw_worker_commit(get(), plain.data(), nullptr, plain.size(), stream, &wanted));
     for (Task& task : tasks) task.worker_.reset();
     return wanted;
   }

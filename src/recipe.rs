@@ -48,16 +48,24 @@
 //! global_batch = 256               # rows a step, or a schedule: [[0, 128], [1000, 256]]
 //! lanes = 256                      # unless given: global_batch
 //! tail = "pad"                     # pad | drop: what becomes of the rows of a last, shorter step
+//!
+//! [generate]                       # left out unless teachers make a sample for each row
+//! model_id = "teacher"             # what workers make it with, from step 0 on
+//! model_cfg = { layer = 3 }        # unless given: none
+//! layout = [{ name = "logits", shape = [2048, 64], dtype = "float16" }]
+//! batch_size = 8                   # most rows that a worker takes at once
+//! input = "ticket"                 # ticket | tokens: workers make the row from its ticket, or are given it
 //! ```
 //!
-//! Every key has the default shown, except that a recipe names its datasets, a tokenizer, `max_length` and `global_batch`;
+//! Every key has the default shown, except that a recipe names its datasets, a tokenizer, `max_length` and `global_batch`,
+//! and a `[generate]` its `model_id` and `layout`;
 //! `long_documents` is `drop` for `first_fit`, `best_fit` and `none`. Unknown keys are errors.
 
 mod fields;
 mod parse;
 mod table;
 
-use crate::base::{Error, Result};
+use crate::base::{DType, Error, Layout, Result, Shape, TensorSpec};
 use crate::data::DatasetSpec;
 use crate::plan::{BatchSchedule, Order, Steps, Unit, Weights};
 
@@ -178,6 +186,16 @@ words! {
         Pad = "pad",
         /// They are left out and counted.
         Drop = "drop",
+    }
+}
+
+words! {
+    /// What a worker that makes a row's sample is given of the row.
+    GenerateInput ("input") {
+        /// Its lane and number: the worker has the recipe and the data.
+        Ticket = "ticket",
+        /// Beside them its tokens, positions and segments: the worker needs neither.
+        Tokens = "tokens",
     }
 }
 
@@ -327,6 +345,68 @@ pub struct BatchRecipe {
     pub tail: Tail,
 }
 
+/// What teachers make for each row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GenerateRecipe {
+    /// What they make it with, from the first step on: read by workers alone.
+    pub model_id: String,
+    /// Its configuration, a JSON object without nulls, if it has one.
+    pub model_cfg: Option<serde_json::Value>,
+    /// The tensors that are made of a row.
+    pub layout: Layout,
+    /// Most rows that a worker takes at once. (A teacher's sums may depend on how many it takes.)
+    pub batch_size: u32,
+    /// What a worker is given of the row.
+    pub input: GenerateInput,
+}
+
+impl GenerateRecipe {
+    /// A model without configuration, batches of 8, tickets alone.
+    pub fn new(model_id: impl Into<String>, layout: Layout) -> GenerateRecipe {
+        GenerateRecipe { model_id: model_id.into(), model_cfg: None, layout, batch_size: 8, input: GenerateInput::Ticket }
+    }
+}
+
+impl GenerateRecipe {
+    /// The tensors that a ticket carries of a row of `length` tokens, if it carries any.
+    pub fn input_layout(&self, length: u32) -> Result<Option<Layout>> {
+        let spec = |name: &str, dtype| TensorSpec::new(name, [u64::from(length)], dtype);
+        match self.input {
+            GenerateInput::Ticket => Ok(None),
+            GenerateInput::Tokens => {
+                let specs = [("input_ids", DType::Int64), ("positions", DType::Int64), ("segment_ids", DType::Int32)];
+                Layout::new(specs.map(|(name, dtype)| spec(name, dtype)).into()).map(Some)
+            }
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.batch_size == 0 || self.batch_size > 4096 {
+            return Err(Error::invalid(format!("generate.batch_size is {}; it must be from 1 to 4096", self.batch_size)));
+        }
+        if let Some(spec) = self.layout.specs().iter().find(|s| s.is_ragged()) {
+            return Err(Error::invalid(format!(
+                "generate.layout: tensor '{}' has the shape {}, and samples of rows are stacked: give the dimension its maximum as a size, and fill up",
+                spec.name,
+                Shape(&spec.shape)
+            )));
+        }
+        if self.layout.nbytes() == 0 {
+            return Err(Error::invalid("generate.layout: its tensors have no bytes, so nothing could be made"));
+        }
+        match self.layout.specs().iter().find(|s| BATCH_TENSORS.contains(&s.name.as_str())) {
+            None => Ok(()),
+            Some(spec) => {
+                Err(Error::invalid(format!("generate.layout: a batch has a '{}' already; give the teacher's tensor another name", spec.name)))
+            }
+        }
+    }
+}
+
+/// Names that a batch's own tensors have: a teacher's must be others.
+pub const BATCH_TENSORS: [&str; 10] =
+    ["input_ids", "labels", "positions", "segment_ids", "loss_mask", "cu_seqlens", "max_seqlen", "num_valid_tokens", "provenance", "hashes"];
+
 /// Everything that may change a byte.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recipe {
@@ -344,6 +424,8 @@ pub struct Recipe {
     pub shuffle: ShuffleRecipe,
     /// Rows to steps.
     pub batch: BatchRecipe,
+    /// What teachers make for each row, if they do.
+    pub generate: Option<GenerateRecipe>,
     /// Names and versions of user functions, in order: their code cannot be compared, so their authors say when it changed.
     pub functions: Vec<String>,
 }
@@ -359,6 +441,7 @@ impl Recipe {
             pack: PackRecipe::new(max_length),
             shuffle: ShuffleRecipe { documents: Order::Blocks, buffer_size: 1024, seed: None },
             batch: BatchRecipe { global_batch: Steps::constant(global_batch), lanes: None, tail: Tail::Pad },
+            generate: None,
             functions: Vec::new(),
         }
     }
@@ -450,7 +533,7 @@ impl Recipe {
         }
         self.check_groups()?;
         self.schedule().map_err(|e| e.within("batch"))?;
-        Ok(())
+        self.generate.as_ref().map_or(Ok(()), GenerateRecipe::check)
     }
 
     fn check_groups(&self) -> Result<()> {

@@ -64,7 +64,9 @@ fn fine(dir: &TempDir, words: &[&str]) -> String {
 }
 
 fn finite(recipe: &str) -> String {
-    recipe.replace("name = \"wiki\"", "name = \"wiki\"\nexhausted = \"redistribute\"").replace("name = \"notes\"", "name = \"notes\"\nexhausted = \"redistribute\"")
+    recipe
+        .replace("name = \"wiki\"", "name = \"wiki\"\nexhausted = \"redistribute\"")
+        .replace("name = \"notes\"", "name = \"notes\"\nexhausted = \"redistribute\"")
 }
 
 #[test]
@@ -155,7 +157,13 @@ fn index_counts_files_documents_and_tokens() {
 fn explain_says_what_a_recipe_does() {
     let dir = house(|r| r.replace("[mixture]", "").replace("seed = 3", "seed = 3\n[mixture]\nunit = \"tokens\""));
     let out = fine(&dir, &["explain", "recipe.toml", "--rank", "1", "--ranks", "2", "--microbatch-size", "2"]);
-    for part in ["wiki: 120 documents", "0.5000 of the tokens", "rank 1 of 2 owns lanes 4 to 7", "2 microbatches of 2", "resumes unchanged on 1, 2, 4, 8 ranks"] {
+    for part in [
+        "wiki: 120 documents",
+        "0.5000 of the tokens",
+        "rank 1 of 2 owns lanes 4 to 7",
+        "2 microbatches of 2",
+        "resumes unchanged on 1, 2, 4, 8 ranks",
+    ] {
         assert!(out.contains(part), "'{part}' is missing in:\n{out}");
     }
 }

@@ -6,16 +6,16 @@ use std::path::Path;
 use std::{env, fs};
 
 /// The nouns in reading order: each file's section may use the types of those before it.
-const NOUNS: [&str; 15] = [
-    "status", "version", "log", "layout", "medium", "broker", "student", "worker", "dataset", "recipe", "batch", "function", "operator", "loader",
-    "state",
+const NOUNS: [&str; 20] = [
+    "status", "version", "log", "layout", "medium", "broker", "student", "worker", "dataset", "recipe", "batch", "function", "operator", "generate",
+    "loader", "rows", "server", "connect", "state", "metrics",
 ];
 
 const TOP: &str = include_str!("header/top.h");
 const BOTTOM: &str = "\n#ifdef __cplusplus\n}\n#endif\n\n#endif /* LANEWAY_H */\n";
 
 /// Items that nobody's signature mentions, because they cross as int32_t.
-const FREE_ENUMS: [&str; 5] = ["lw_status", "lw_log_level", "lw_dtype", "lw_device", "lw_role"];
+const FREE_ENUMS: [&str; 6] = ["lw_status", "lw_log_level", "lw_dtype", "lw_device", "lw_fallback", "lw_role"];
 
 fn section(root: &Path, noun: &str) -> String {
     let path = root.join(format!("src/capi/{noun}.rs"));

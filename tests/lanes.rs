@@ -200,25 +200,10 @@ fn a_changed_shard_is_refused_by_its_name() {
         std::fs::write(&file, std::fs::read_to_string(&file).unwrap() + " ").unwrap();
     };
     refused(&tokenizer, "tokenizer");
-}
-
-#[test]
-fn a_resume_reads_only_what_its_anchors_name() {
-    let dir = house(|r| r.replace("buffer_size = 64", "buffer_size = 0").replace("global_batch = 8", "global_batch = 8\nlanes = 8"));
-    for name in ["wiki", "news"] {
-        std::fs::write(dir.path().join(format!("{name}/0.jsonl")), lines(name, 40_000)).unwrap();
-    }
-    let mut first = Loader::assemble(parts(&dir), Options { prefetch: 0, ..options(dir.path()) }).unwrap();
-    hashes(&mut first, 2000);
-    let checkpoint = first.save();
-    let expected = hashes(&mut first, 1);
-    let mut resumed = Loader::assemble(parts(&dir), Options { prefetch: 0, threads: 0, task_bytes: 1, ..options(dir.path()) }).unwrap();
-    resumed.load(&checkpoint).unwrap();
-    assert_eq!(hashes(&mut resumed, 1), expected);
-    let read = resumed.stats().unwrap().bytes_read;
-    // Of eight lanes: up to 63 rows of 64 tokens made again, and the documents around them.
-    assert!(read < 8 * 64 * 64 * 3, "{read} bytes");
-    assert!(first.stats().unwrap().bytes_read > 10 * read, "the first run had to read far more");
+    let config = |dir: &Path| std::fs::write(dir.join("tokenizer_config.json"), r#"{"bos_token": "</s>"}"#).unwrap();
+    refused(&config, "tokenizer.special_tokens is \"bos_eos\" ([257] … [257]) now and was \"bos_eos\" ([256] … [257])");
+    let config = |dir: &Path| std::fs::write(dir.join("special_tokens_map.json"), r#"{"pad_token": {"content": "<s>"}}"#).unwrap();
+    refused(&config, "pack.pad_token_id is 256 now and was 257");
 }
 
 #[test]

@@ -253,10 +253,9 @@ fn cuda_where_there_is_none_is_an_error_that_says_so_or_shared_memory_as_chosen(
         options.medium = medium;
         Student::open(options, patience())
     };
-    for (medium, name) in [
-        (MediumChoice::Cuda { device: 0, fallback: false }, "medium 'cuda'"),
-        (MediumChoice::Pinned { device: 0, fallback: false }, "page-locked"),
-    ] {
+    for (medium, name) in
+        [(MediumChoice::Cuda { device: 0, fallback: false }, "medium 'cuda'"), (MediumChoice::Pinned { device: 0, fallback: false }, "page-locked")]
+    {
         let e = open(medium).err().unwrap();
         assert_eq!(e.status, Status::Unsupported);
         assert!(e.message.contains(name) && e.message.contains("CUDA is not to be had here") && e.message.contains("libcuda.so.1"), "{e}");

@@ -81,7 +81,12 @@ fn whatever_comes_through_the_door_is_answered_or_closed_and_peers_read_on() {
     for (bytes, fds) in &messages {
         let connection = socket::connect(server.path()).unwrap();
         if let Some(answer) = ask(&connection, bytes, fds) {
-            assert!(answer.contains("\"error\""), "{} was answered with {answer}", String::from_utf8_lossy(&bytes[..bytes.len().min(200)]));
+            // A seek to the end of time is under way until its asker has gone.
+            assert!(
+                answer.contains("\"error\"") || answer.contains("\"progress\""),
+                "{} was answered with {answer}",
+                String::from_utf8_lossy(&bytes[..bytes.len().min(200)])
+            );
         }
         read_on();
     }

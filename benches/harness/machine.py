@@ -24,7 +24,7 @@ def describe() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "kernel": platform.release(),
         "load": round(os.getloadavg()[0], 1),
-        "versions": ", ".join([f"Python {platform.python_version()}", *map(_version, ("numpy", "torch", "softs"))]),
+        "versions": ", ".join([f"Python {platform.python_version()}", *map(_version, ("numpy", "torch", "softs", "zephon", "grain"))]),
     }
 
 

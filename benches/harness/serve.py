@@ -2,16 +2,18 @@
 
 One line of JSON in, one line out, on stdin and stdout:
 
-    {"seconds": 0.4} or {"samples": 10000}    →    {"samples", "wall_s", "cpu_s": {role: seconds}, "p50_us", "p99_us"}
+    {"seconds": 0.4} or {"samples": 10000}    →    {"samples", "wall_s", "cpu_s": {role: seconds}, "p50_us", "p99_us", "peak_kib"}
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,24 @@ def process_cpu(pid: int) -> float:
     The clock of another process is numbered as ``clock_getcpuclockid`` does it: the inverted pid above three bits of kind.
     """
     return time.clock_gettime((~pid << 3) | 2)
+
+
+def peak_kib() -> int:
+    """The most memory that this process has had so far, KiB."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
+
+
+def children() -> dict[str, int]:
+    """Pids of all that this process has started, and of what those have."""
+    found: dict[str, int] = {}
+    todo = [os.getpid()]
+    while todo:
+        for thread in Path(f"/proc/{todo.pop()}/task").iterdir():
+            for pid in map(int, (thread / "children").read_text().split()):
+                found[f"child {pid}"] = pid
+                todo.append(pid)
+    return found
 
 
 def touch(sample: np.ndarray) -> None:
@@ -47,6 +67,7 @@ def serve(
     give_back: Callable[[], object] | None = None,
     ahead: int = 0,
     state: Callable[[], dict[str, Any]] = dict,
+    between: bool = False,
 ) -> None:
     """Says that it is ready, then obeys until stdin ends.
 
@@ -56,11 +77,20 @@ def serve(
         ahead: most samples that may lie ready before a window begins. So many are taken first and not counted.
         give_back: what is to be done with the samples afterwards. It counts for the rate and for CPU, not for p50 and p99.
         state: what else there is to tell, answered to ``{"state": true}``.
+        between: whether CPU counts from the end of the window before, for those that make far more ahead than could be taken first.
     """
     say({"pids": pids})
+    last = {role: process_cpu(pid) for role, pid in pids.items()} if between else None
     for line in sys.stdin:
         command = json.loads(line)
-        say(state() if "state" in command else _window(pids, take, give_back, ahead, command))
+        if "state" in command:
+            say(state())
+            continue
+        answer = _window(pids, take, give_back, ahead, command)
+        if last is not None:
+            now = {role: process_cpu(pid) for role, pid in pids.items()}
+            answer["cpu_s"], last = {role: now[role] - last[role] for role in pids}, now
+        say(answer | {"peak_kib": peak_kib()})
 
 
 def _window(

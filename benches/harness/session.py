@@ -21,7 +21,7 @@ from harness.machine import ROOT
 
 BENCHES = ROOT / "benches"
 
-START_S = 60.0
+START_S = 180.0
 
 
 class PeerFailed(Exception):
@@ -35,6 +35,14 @@ class Peer:
     title: str
     module: str
     args: dict[str, Any] = field(default_factory=dict)
+    window: dict[str, float] | None = None
+    """What a window is, if not so many seconds: of those that work in bursts, some whole ones."""
+
+    rounds: int | None = None
+    """Measured in the first so many rounds only."""
+
+    missing: str | None = None
+    """Why it cannot be started."""
 
 
 @dataclass
@@ -101,7 +109,7 @@ class Session:
 
     def measure(self, **command: float) -> dict[str, Any]:
         """One window: ``seconds=…`` or ``samples=…``."""
-        return self.ask(command, command.get("seconds", 0) + 60)
+        return self.ask(command, command.get("seconds", 0) + 180)
 
     def ask(self, command: dict[str, Any], timeout_s: float = 60.0) -> dict[str, Any]:
         assert self.process.stdin is not None
@@ -159,6 +167,9 @@ def running(peers: Sequence[Peer]) -> Iterator[list[Session | Result]]:
     with contextlib.ExitStack() as stack:
         started: list[Session | Result] = []
         for peer in peers:
+            if peer.missing is not None:
+                started.append(Result(peer.title, failure=peer.missing))
+                continue
             try:
                 session = Session(peer)
             except PeerFailed as failure:
@@ -179,12 +190,12 @@ def interleave(peers: Sequence[Peer], rounds: int, seconds: float, progress: Any
                     results[session.title] = session
                     continue
                 result = results[session.peer.title]
-                if result.failure is not None:
+                if result.failure is not None or number > (session.peer.rounds or rounds):
                     continue
                 progress(f"{session.peer.title}, {f'round {number} of {rounds}' if number else 'warming up'}")
                 try:
                     # The first is not counted: caches, allocators and adaptive waits find their place.
-                    window = session.measure(seconds=seconds if number else seconds / 2)
+                    window = session.measure(**(session.peer.window or {"seconds": seconds if number else seconds / 2}))
                 except PeerFailed as failure:
                     result.failure = str(failure)
                     continue
@@ -194,5 +205,5 @@ def interleave(peers: Sequence[Peer], rounds: int, seconds: float, progress: Any
 
 
 def ratio(ours: list[float], theirs: list[float]) -> float:
-    """The median of the rounds' ratios: drift of the machine between rounds cancels."""
-    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+    """The median of the ratios of the rounds that both were measured in: drift of the machine between rounds cancels."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=False))

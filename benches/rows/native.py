@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
 import subprocess
 from pathlib import Path
 from typing import Any
 
+from harness.cargo import NotBuilt, bench, cargo, executable
 from harness.machine import ROOT
 from harness.plan import Plan
 from harness.report import Line, Row
@@ -18,10 +18,6 @@ ROUNDS = 3
 ROUND_TRIP, FLOW = "laneway, round trip", "laneway, flow"
 ROUND_TRIP_THEIRS, ONE_WAY_THEIRS = "iceoryx2 0.10, request-response", "iceoryx2 0.10, publish-subscribe, one way"
 FLOW_THEIRS = "iceoryx2 0.10, publish-subscribe, flow"
-
-
-class NotBuilt(Exception):
-    """Why."""
 
 
 def measure(plan: Plan) -> list[Row]:
@@ -69,27 +65,11 @@ def _line(peer: str, runs: list[dict[str, Any]]) -> Line:
     return Line(peer, {"samples/s": median("samples_per_s"), "p50 µs": median("p50_us"), "p99 µs": median("p99_us")})
 
 
-def _cargo(*words: str, folder: Path = ROOT) -> str:
-    cargo = shutil.which("cargo")
-    if cargo is None:
-        raise NotBuilt("cargo is not on the PATH")
-    done = subprocess.run([cargo, *words], cwd=folder, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise NotBuilt(f"cargo {' '.join(words[:2])}: " + " | ".join(done.stderr.strip().splitlines()[-4:]))
-    return done.stdout
-
-
-def _executable(messages: str, name: str) -> Path:
-    """The program of that target among cargo's messages, which name others as well."""
-    parsed = (json.loads(line) for line in messages.splitlines() if line.startswith("{"))
-    return next(Path(m["executable"]) for m in parsed if m.get("executable") and m["target"]["name"] == name)
-
-
 def _build_raw() -> tuple[Path, list[str]]:
-    return _executable(_cargo("bench", "--bench", "raw", "--no-run", "--message-format=json"), "raw"), [str(NBYTES)]
+    return bench("raw"), [str(NBYTES)]
 
 
 def _build_iceoryx2() -> tuple[Path, list[str]]:
     target = str(ROOT / "target" / "iceoryx2")
     words = ("build", "--release", "--locked", "--message-format=json", "--target-dir", target)
-    return _executable(_cargo(*words, folder=ROOT / "benches" / "iceoryx2"), "iceoryx2-peer"), []
+    return executable(cargo(*words, folder=ROOT / "benches" / "iceoryx2"), "iceoryx2-peer"), []

@@ -20,7 +20,7 @@ const DIM: usize = 8;
 const STEPS: usize = 2000;
 
 fn main() -> Result<()> {
-    let spec = |name: &str, shape: &[u64]| TensorSpec { name: name.into(), shape: shape.into(), dtype: DType::Float32 };
+    let spec = |name: &str, shape: &[u64]| TensorSpec::new(name, shape, DType::Float32);
     let layout = Arc::new(Layout::new(vec![spec("x", &[DIM as u64]), spec("y", &[])])?);
     let soon = || clock::after(Duration::from_secs(10));
 
@@ -28,7 +28,7 @@ fn main() -> Result<()> {
     let mut options = StudentOptions::new(Endpoints::default()?, leader, layout.clone());
     (options.prefetch, options.embedded_broker) = (6, true);
     let student = Student::open(options, soon())?;
-    student.set_model(Model { id: "linear".into(), config: None }, soon())?;
+    student.set_model(Model { id: "linear".into(), config: None, run: None }, soon())?;
 
     let mut options = WorkerOptions::new(Endpoints::default()?);
     (options.layout, options.batch_size) = (Some((*layout).clone()), 4);

@@ -161,6 +161,8 @@ class Batch {
     check(lw_batch_dlpack(handle_, name.c_str(), &tensor));
     return tensor;
   }
+  // The tensors that teachers made of each row; its handle is NULL if they made none. It belongs to the batch.
+  LayoutRef layout() const noexcept { return LayoutRef(lw_batch_layout(handle_)); }
   std::vector<lw_row> rows() const {
     return detail::items<lw_row>([&](lw_row* rows, std::size_t room, std::size_t* count) { return lw_batch_rows(handle_, rows, room, count); });
   }
@@ -175,6 +177,7 @@ class Batch {
 
  private:
   friend class Loader;
+  friend class Rows;
   explicit Batch(lw_batch* handle) noexcept : handle_(handle) {}
   const lw_batch* handle_;
 };
@@ -231,28 +234,16 @@ struct Operator {
   std::function<std::unique_ptr<LaneOperator>(std::uint32_t lane)> open;
 };
 
-// A rank's part of every global batch, in order.
-class Loader {
+namespace detail {
+// Functions and operators as the library takes them.
+class Given {
  public:
-  // `set` changes the options after their defaults are set.
-  template <class Set = detail::Nothing> explicit Loader(const RecipeRef& recipe, Set set = {}) : Loader(recipe, std::vector<Function>{}, set) {}
-  // With the functions that the recipe names, in any order.
-  template <class Set = detail::Nothing>
-  Loader(const RecipeRef& recipe, std::vector<Function> functions, Set set = {}) : Loader(recipe, std::move(functions), std::vector<Operator>{}, set) {}
-  // And the operators, whose names stand behind theirs.
-  template <class Set = detail::Nothing> Loader(const RecipeRef& recipe, std::vector<Function> functions, std::vector<Operator> operators, Set set = {}) {
-    check_abi();
-    std::vector<std::unique_ptr<Operator>> operating;
-    std::vector<lw_operator_table> operator_tables(operators.size());
-    std::vector<const lw_operator_table*> given_operators;
+  Given(std::vector<Function> functions, std::vector<Operator> operators) : operator_tables(operators.size()), tables(functions.size()) {
     for (std::size_t i = 0; i < operator_tables.size(); ++i) {
       operating.push_back(std::make_unique<Operator>(std::move(operators[i])));
       operator_tables[i] = table(*operating[i]);
       given_operators.push_back(&operator_tables[i]);
     }
-    std::vector<std::unique_ptr<Function>> owned;
-    std::vector<lw_function_table> tables(functions.size());
-    std::vector<const lw_function_table*> given;
     for (std::size_t i = 0; i < tables.size(); ++i) {
       owned.push_back(std::make_unique<Function>(std::move(functions[i])));
       lw_function_table_init(&tables[i]);
@@ -261,82 +252,16 @@ class Loader {
       if (owned[i]->filter) tables[i].filter = filter;
       given.push_back(&tables[i]);
     }
-    lw_loader_options options;
-    lw_loader_options_init(&options);
+  }
+  void put(lw_loader_options& options) const noexcept {
     options.functions = given.data(), options.function_count = given.size();
     options.operators = given_operators.data(), options.operator_count = given_operators.size();
-    set(options);
-    lw_loader* handle = nullptr;
-    check(lw_loader_open(recipe.get(), &options, &handle));
-    handle_.reset(handle);
-    for (auto& function : owned) function.release();  // the loader's, from now on
+  }
+  // They are the library's from now on.
+  void release() noexcept {
+    for (auto& function : owned) function.release();
     for (auto& one : operating) one.release();
   }
-
-  // Owns a handle that the library gave.
-  explicit Loader(lw_loader* handle) noexcept : handle_(handle) {}
-
-  // The next batch, nothing after the last. Throws LW_TIMEOUT if the deadline passed first: call again.
-  std::optional<Batch> next(Deadline deadline = never) const {
-    lw_batch* batch = nullptr;
-    check(lw_loader_next(get(), deadline, &batch));
-    if (!batch) return std::nullopt;
-    return Batch(batch);
-  }
-  // The state after the last batch, for this rank's lanes.
-  std::string save() const {
-    std::string state(std::size_t{1} << 12, '\0');
-    for (std::size_t length = 0;; state.resize(length)) {  // It may have grown in between.
-      const lw_status status = lw_loader_save(get(), state.data(), state.size(), &length);
-      if (status != LW_OK && length > state.size()) continue;
-      check(status);
-      state.resize(length);
-      return state;
-    }
-  }
-  std::string save_json() const {
-    return detail::text([&](char* buffer, std::size_t room, std::size_t* length) { return lw_loader_save_json(get(), buffer, room, length); });
-  }
-  // Goes on from states in either form, which together hold this rank's lanes.
-  void load(const std::vector<std::string>& states) const {
-    std::vector<lw_state> plain;
-    for (const std::string& state : states) plain.push_back({state.data(), state.size()});
-    check(lw_loader_load(get(), plain.data(), plain.size()));
-  }
-  void seek(std::uint64_t step) const { check(lw_loader_seek(get(), step)); }
-  void set_mixture(const std::vector<double>& weights, std::uint64_t from_step) const {
-    check(lw_loader_set_mixture(get(), weights.data(), weights.size(), from_step));
-  }
-  // Of the whole stream; nothing if it does not end.
-  std::optional<std::uint64_t> steps() const {
-    std::uint64_t steps = 0;
-    check(lw_loader_steps(get(), &steps));
-    if (steps == LW_ENDLESS) return std::nullopt;
-    return steps;
-  }
-  std::uint64_t step() const {
-    std::uint64_t step = 0;
-    check(lw_loader_step(get(), &step));
-    return step;
-  }
-  RecipeRef recipe() const noexcept { return RecipeRef(lw_loader_recipe(get())); }
-  // In the recipe's order; its handle is NULL beyond the last.
-  DatasetRef dataset(std::size_t index) const noexcept { return DatasetRef(lw_loader_dataset(get(), index)); }
-  std::string info() const {
-    return detail::text([&](char* buffer, std::size_t room, std::size_t* length) { return lw_loader_info(get(), buffer, room, length); });
-  }
-  std::string explain() const {
-    return detail::text([&](char* buffer, std::size_t room, std::size_t* length) { return lw_loader_explain(get(), buffer, room, length); });
-  }
-  std::string stats() const {
-    return detail::text([&](char* buffer, std::size_t room, std::size_t* length) { return lw_loader_stats(get(), buffer, room, length); });
-  }
-  std::string decode(const std::int64_t* ids, std::size_t count) const {
-    return detail::text([&](char* buffer, std::size_t room, std::size_t* length) { return lw_loader_decode(get(), ids, count, buffer, room, length); });
-  }
-  void cancel() const noexcept { lw_loader_cancel(get()); }
-  void close() const noexcept { lw_loader_close(get()); }
-  const lw_loader* get() const noexcept { return handle_.get(); }
 
  private:
   static void drop(void* function) { delete static_cast<Function*>(function); }
@@ -413,7 +338,168 @@ class Loader {
     };
     return table;
   }
+  std::vector<std::unique_ptr<Operator>> operating;
+  std::vector<lw_operator_table> operator_tables;
+  std::vector<const lw_operator_table*> given_operators;
+  std::vector<std::unique_ptr<Function>> owned;
+  std::vector<lw_function_table> tables;
+  std::vector<const lw_function_table*> given;
+};
+}  // namespace detail
+
+// A rank's part of every global batch, in order.
+class Loader {
+ public:
+  // `set` changes the options after their defaults are set.
+  template <class Set = detail::Nothing> explicit Loader(const RecipeRef& recipe, Set set = {}) : Loader(recipe, std::vector<Function>{}, set) {}
+  // With the functions that the recipe names, in any order.
+  template <class Set = detail::Nothing>
+  Loader(const RecipeRef& recipe, std::vector<Function> functions, Set set = {}) : Loader(recipe, std::move(functions), std::vector<Operator>{}, set) {}
+  // And the operators, whose names stand behind theirs.
+  template <class Set = detail::Nothing> Loader(const RecipeRef& recipe, std::vector<Function> functions, std::vector<Operator> operators, Set set = {}) {
+    check_abi();
+    detail::Given given(std::move(functions), std::move(operators));
+    lw_loader_options options;
+    lw_loader_options_init(&options);
+    given.put(options);
+    set(options);
+    lw_loader* handle = nullptr;
+    check(lw_loader_open(recipe.get(), &options, &handle));
+    handle_.reset(handle);
+    given.release();
+  }
+
+  // Owns a handle that the library gave.
+  explicit Loader(lw_loader* handle) noexcept : handle_(handle) {}
+
+  // The next batch, nothing after the last. Throws LW_TIMEOUT if the deadline passed first: call again.
+  std::optional<Batch> next(Deadline deadline = never) const {
+    lw_batch* batch = nullptr;
+    check(lw_loader_next(get(), deadline, &batch));
+    if (!batch) return std::nullopt;
+    return Batch(batch);
+  }
+  // The state after the last batch, for this rank's lanes.
+  std::string save() const {
+    std::string state(std::size_t{1} << 12, '\0');
+    for (std::size_t length = 0;; state.resize(length)) {  // It may have grown in between.
+      const lw_status status = lw_loader_save(get(), state.data(), state.size(), &length);
+      if (status != LW_OK && length > state.size()) continue;
+      check(status);
+      state.resize(length);
+      return state;
+    }
+  }
+  std::string save_json() const {
+    return detail::text([&](char* buffer, std::size_t room, std::size_t* length) { return lw_loader_save_json(get(), buffer, room, length); });
+  }
+  // Goes on from states in either form, which together hold this rank's lanes.
+  void load(const std::vector<std::string>& states) const {
+    std::vector<lw_state> plain;
+    for (const std::string& state : states) plain.push_back({state.data(), state.size()});
+    check(lw_loader_load(get(), plain.data(), plain.size()));
+  }
+  void seek(std::uint64_t step) const { check(lw_loader_seek(get(), step)); }
+  void set_mixture(const std::vector<double>& weights, std::uint64_t from_step) const {
+    check(lw_loader_set_mixture(get(), weights.data(), weights.size(), from_step));
+  }
+  // Teachers make the rows from that step on with another model; `config` is a JSON object.
+  void set_model(std::string_view id, std::uint64_t from_step, std::optional<std::string_view> config = std::nullopt) const {
+    check(lw_loader_set_model(get(), id.data(), id.size(), config ? config->data() : nullptr, config ? config->size() : 0, from_step));
+  }
+  // Of the whole stream; nothing if it does not end.
+  std::optional<std::uint64_t> steps() const {
+    std::uint64_t steps = 0;
+    check(lw_loader_steps(get(), &steps));
+    if (steps == LW_ENDLESS) return std::nullopt;
+    return steps;
+  }
+  std::uint64_t step() const {
+    std::uint64_t step = 0;
+    check(lw_loader_step(get(), &step));
+    return step;
+  }
+  RecipeRef recipe() const noexcept { return RecipeRef(lw_loader_recipe(get())); }
+  // In the recipe's order; its handle is NULL beyond the last.
+  DatasetRef dataset(std::size_t index) const noexcept { return DatasetRef(lw_loader_dataset(get(), index)); }
+  std::string info() const {
+    return detail::text([&](char* buffer, std::size_t room, std::size_t* length) { return lw_loader_info(get(), buffer, room, length); });
+  }
+  std::string explain() const {
+    return detail::text([&](char* buffer, std::size_t room, std::size_t* length) { return lw_loader_explain(get(), buffer, room, length); });
+  }
+  std::string stats() const {
+    return detail::text([&](char* buffer, std::size_t room, std::size_t* length) { return lw_loader_stats(get(), buffer, room, length); });
+  }
+  std::string decode(const std::int64_t* ids, std::size_t count) const {
+    return detail::text([&](char* buffer, std::size_t room, std::size_t* length) { return lw_loader_decode(get(), ids, count, buffer, room, length); });
+  }
+  void cancel() const noexcept { lw_loader_cancel(get()); }
+  void close() const noexcept { lw_loader_close(get()); }
+  const lw_loader* get() const noexcept { return handle_.get(); }
+
+ private:
   std::unique_ptr<lw_loader, detail::Freed<lw_loader, lw_loader_free>> handle_;
+};
+
+// Any row of a recipe, by its ticket. A worker makes its inputs with it.
+class Rows {
+ public:
+  // `set` changes the options after their defaults are set; those that choose a rank's part stay as they are.
+  template <class Set = detail::Nothing> explicit Rows(const RecipeRef& recipe, std::vector<Function> functions = {}, std::vector<Operator> operators = {}, Set set = {}) {
+    check_abi();
+    detail::Given given(std::move(functions), std::move(operators));
+    lw_loader_options options;
+    lw_loader_options_init(&options);
+    given.put(options);
+    set(options);
+    lw_rows* handle = nullptr;
+    check(lw_rows_open(recipe.get(), &options, &handle));
+    handle_.reset(handle);
+    given.release();
+  }
+  Batch get(const std::vector<lw_ticket>& tickets, Deadline deadline = never) const {
+    lw_batch* batch = nullptr;
+    check(lw_rows_get(get(), tickets.data(), tickets.size(), deadline, &batch));
+    return Batch(batch);
+  }
+  // The rows of a worker's open tasks, all of one generation.
+  Batch of_tasks(const lw_worker* worker, const std::vector<lw_task>& tasks, Deadline deadline = never) const {
+    lw_batch* batch = nullptr;
+    check(lw_rows_of_tasks(get(), worker, tasks.data(), tasks.size(), deadline, &batch));
+    return Batch(batch);
+  }
+  DatasetRef dataset(std::size_t index) const noexcept { return DatasetRef(lw_rows_dataset(get(), index)); }
+  void cancel() const noexcept { lw_rows_cancel(get()); }
+  const lw_rows* get() const noexcept { return handle_.get(); }
+
+ private:
+  std::unique_ptr<lw_rows, detail::Freed<lw_rows, lw_rows_free>> handle_;
+};
+
+// Numbers of all that this process has open: one JSON object, or lines in Prometheus' text format.
+inline std::string metrics() {
+  check_abi();
+  return detail::text(lw_metrics_snapshot);
+}
+inline std::string metrics_text() {
+  check_abi();
+  return detail::text(lw_metrics_text);
+}
+
+// A listener that answers GET /metrics; port 0 takes any free one.
+class MetricsServer {
+ public:
+  explicit MetricsServer(const std::string& address = "127.0.0.1:0") {
+    check_abi();
+    lw_metrics_server* handle = nullptr;
+    check(lw_metrics_serve(address.c_str(), &handle));
+    handle_.reset(handle);
+  }
+  std::uint16_t port() const noexcept { return lw_metrics_server_port(handle_.get()); }
+
+ private:
+  std::unique_ptr<lw_metrics_server, detail::Freed<lw_metrics_server, lw_metrics_server_free>> handle_;
 };
 
 }  // namespace laneway

@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "../laneway.h"
@@ -98,16 +100,60 @@ template <class Get> std::string text(Get get) {
 template <class T, void (*Free)(T*)> struct Freed {
   void operator()(T* handle) const noexcept { Free(handle); }
 };
+// Text as JSON has it.
+inline std::string quoted(std::string_view text) {
+  static const char digits[] = "0123456789abcdef";
+  std::string out = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20) {
+      out += "\\u00";
+      out += digits[byte >> 4];
+      out += digits[byte & 15];
+      continue;
+    }
+    if (c == '"' || c == '\\') out += '\\';
+    out += c;
+  }
+  return out + "\"";
+}
+inline std::string dtype_name(lw_dtype dtype) {
+  static const char* const names[] = {"float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"};
+  const int number = dtype;
+  return number >= 1 && number <= 10 ? names[number - 1] : std::to_string(number);
+}
 struct Nothing {
   template <class Options> void operator()(Options&) const noexcept {}
 };
 }  // namespace detail
 
-// One tensor of a layout.
+// One dimension: a size, or "seq<=2048", a name and a maximum, for one that each sample has its own length of.
+struct Dim {
+  template <class Int, class = std::enable_if_t<std::is_integral_v<Int> || std::is_enum_v<Int>>> Dim(Int n) : size(static_cast<std::int64_t>(n)) {}
+  Dim(const char* name_and_maximum) : ragged(name_and_maximum) {}
+  Dim(std::string name_and_maximum) : ragged(std::move(name_and_maximum)) {}
+  std::int64_t size = 0;
+  std::string ragged;
+};
+
+// One tensor of a layout. `finite`, `min` and `max` are what is asked of the values that workers write.
 struct Spec {
+  Spec(std::string name, std::vector<Dim> shape, lw_dtype dtype) : name(std::move(name)), shape(std::move(shape)), dtype(dtype) {}
+  // Every value is finite (float types).
+  Spec& require_finite() {
+    finite = true;
+    return *this;
+  }
+  // Every value lies between the two, or is one of them (integer types): for token ids 0 and the vocabulary less one.
+  Spec& require_range(std::int64_t least, std::int64_t greatest) {
+    min = least, max = greatest;
+    return *this;
+  }
   std::string name;
-  std::vector<std::int64_t> shape;
+  std::vector<Dim> shape;
   lw_dtype dtype;
+  bool finite = false;
+  std::optional<std::int64_t> min, max;
 };
 
 // A layout that somebody else owns.
@@ -167,12 +213,29 @@ class Layout : public LayoutRef {
 
  private:
   explicit Layout(lw_layout* handle) : LayoutRef(handle), owner_(handle) {}
+  static std::string text_of(const std::vector<Spec>& specs) {
+    std::string text;
+    for (const Spec& spec : specs) {
+      text += (text.empty() ? "" : ", ") + ("{\"name\": " + detail::quoted(spec.name)) + ", \"dtype\": " + detail::quoted(detail::dtype_name(spec.dtype));
+      text += ", \"shape\": [";
+      for (std::size_t i = 0; i < spec.shape.size(); ++i) {
+        const std::int64_t size = spec.shape[i].size;
+        if (size < 0) throw Error(LW_INVALID_ARGUMENT, "tensor '" + spec.name + "': dimension " + std::to_string(size) + " is negative");
+        text += (i ? ", " : "") + (spec.shape[i].ragged.empty() ? std::to_string(size) : detail::quoted(spec.shape[i].ragged));
+      }
+      text += "]";
+      if (spec.finite) text += ", \"finite\": true";
+      if (spec.min) text += ", \"min\": " + std::to_string(*spec.min);
+      if (spec.max) text += ", \"max\": " + std::to_string(*spec.max);
+      text += "}";
+    }
+    return "{\"specs\": [" + text + "]}";
+  }
   static lw_layout* make(const std::vector<Spec>& specs) {
     check_abi();
-    std::vector<lw_tensor_spec> plain;
-    for (const Spec& spec : specs) plain.push_back({spec.name.c_str(), spec.shape.data(), static_cast<std::int32_t>(spec.shape.size()), spec.dtype});
     lw_layout* handle = nullptr;
-    check(lw_layout_new(plain.data(), plain.size(), &handle));
+    const std::string text = text_of(specs);
+    check(lw_layout_from_json(text.data(), text.size(), &handle));
     return handle;
   }
   std::unique_ptr<lw_layout, detail::Freed<lw_layout, lw_layout_free>> owner_;

@@ -1,6 +1,7 @@
 //! The tensors of one sample: names, shapes, dtypes, and where each lies in the sample's bytes.
 
-use super::{Error, Result, fnv1a};
+use super::dim::Shape;
+use super::{DType, Dim, Error, Result, fnv1a};
 use serde::{Deserialize, Serialize};
 
 /// Every tensor of a sample starts at a multiple of this many bytes (one cache line; enough for any vector load).
@@ -9,108 +10,76 @@ pub const TENSOR_ALIGN: usize = 64;
 /// Most dimensions that a tensor may have (the limit of NumPy 1 and more than torch kernels accept).
 pub const MAX_RANK: usize = 32;
 
-/// Element types. The numbers are those of `lw_dtype`: never changed, never reused.
-#[repr(i32)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DType {
-    /// IEEE 754 binary64.
-    Float64 = 1,
-    /// IEEE 754 binary32.
-    Float32 = 2,
-    /// IEEE 754 binary16.
-    Float16 = 3,
-    /// The upper half of a binary32.
-    BFloat16 = 4,
-    /// Two's complement, 64 bits.
-    Int64 = 5,
-    /// Two's complement, 32 bits.
-    Int32 = 6,
-    /// Two's complement, 16 bits.
-    Int16 = 7,
-    /// Two's complement, 8 bits.
-    Int8 = 8,
-    /// Unsigned, 8 bits.
-    UInt8 = 9,
-    /// One byte, 0 or 1.
-    Bool = 10,
-}
-
-impl DType {
-    /// All of them, in the order of their numbers.
-    pub const ALL: [DType; 10] = [
-        DType::Float64,
-        DType::Float32,
-        DType::Float16,
-        DType::BFloat16,
-        DType::Int64,
-        DType::Int32,
-        DType::Int16,
-        DType::Int8,
-        DType::UInt8,
-        DType::Bool,
-    ];
-
-    /// Bytes of one element.
-    pub const fn size(self) -> usize {
-        match self {
-            DType::Float64 | DType::Int64 => 8,
-            DType::Float32 | DType::Int32 => 4,
-            DType::Float16 | DType::BFloat16 | DType::Int16 => 2,
-            DType::Int8 | DType::UInt8 | DType::Bool => 1,
-        }
-    }
-
-    /// The name used in layouts, Python and messages.
-    pub const fn name(self) -> &'static str {
-        match self {
-            DType::Float64 => "float64",
-            DType::Float32 => "float32",
-            DType::Float16 => "float16",
-            DType::BFloat16 => "bfloat16",
-            DType::Int64 => "int64",
-            DType::Int32 => "int32",
-            DType::Int16 => "int16",
-            DType::Int8 => "int8",
-            DType::UInt8 => "uint8",
-            DType::Bool => "bool",
-        }
-    }
-
-    /// The dtype of that number, if there is one.
-    pub fn from_number(number: i32) -> Option<DType> {
-        DType::ALL.into_iter().find(|d| *d as i32 == number)
-    }
-
-    /// The dtype of that name.
-    pub fn from_name(name: &str) -> Result<DType> {
-        DType::ALL.into_iter().find(|d| d.name() == name).ok_or_else(|| {
-            let known = DType::ALL.map(DType::name).join(", ");
-            Error::invalid(format!("dtype '{name}' is not known; use one of {known}"))
-        })
-    }
-}
-
 /// One tensor of a sample. Shapes are row-major (C order); `[]` is a scalar; a dimension may be 0.
+///
+/// `finite`, `min` and `max` are what is asked of its values: a worker's sample that breaks them fails its task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorSpec {
     /// Unique in its layout, not empty.
     pub name: String,
     /// Sizes of the dimensions, outermost first.
-    pub shape: Vec<u64>,
+    pub shape: Vec<Dim>,
     /// Element type.
     pub dtype: DType,
+    /// Whether every value must be finite (float types only).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub finite: bool,
+    /// The least value allowed (integer types only).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min: Option<i64>,
+    /// The greatest value allowed (integer types only): for token ids, one less than the vocabulary.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max: Option<i64>,
 }
 
 impl TensorSpec {
-    /// Bytes of the tensor, or an error that names it if they overflow.
+    /// A tensor of whose values nothing is asked.
+    pub fn new(name: &str, shape: impl IntoIterator<Item = impl Into<Dim>>, dtype: DType) -> TensorSpec {
+        TensorSpec { name: name.into(), shape: shape.into_iter().map(Into::into).collect(), dtype, finite: false, min: None, max: None }
+    }
+
+    /// Bytes of the tensor's place, or an error that names it if they overflow. In samples in which a ragged one is shorter it uses less.
     pub fn nbytes(&self) -> Result<usize> {
         self.shape
             .iter()
-            .try_fold(self.dtype.size(), |n, d| n.checked_mul(usize::try_from(*d).ok()?))
+            .try_fold(self.dtype.size(), |n, d| n.checked_mul(usize::try_from(d.max()).ok()?))
             .filter(|n| *n <= isize::MAX as usize)
-            .ok_or_else(|| Error::invalid(format!("tensor '{}': shape {:?} of {} overflows", self.name, self.shape, self.dtype.name())))
+            .ok_or_else(|| Error::invalid(format!("tensor '{}': shape {} of {} overflows", self.name, Shape(&self.shape), self.dtype.name())))
+    }
+
+    /// Bytes that it uses in a sample in which it has that shape.
+    pub fn nbytes_of(&self, shape: &[u64]) -> usize {
+        shape.iter().fold(self.dtype.size(), |n, size| n * *size as usize)
+    }
+
+    /// The shape with each ragged dimension at its maximum.
+    pub fn max_shape(&self) -> Vec<u64> {
+        self.shape.iter().map(Dim::max).collect()
+    }
+
+    /// Whether a dimension has its own length in every sample.
+    pub fn is_ragged(&self) -> bool {
+        self.shape.iter().any(|d| d.name().is_some())
+    }
+
+    /// Says what is asked of values that can not be asked of the dtype.
+    fn check_values(&self) -> Result<()> {
+        let (name, dtype) = (&self.name, self.dtype.name());
+        if self.finite && !self.dtype.is_float() {
+            return Err(Error::invalid(format!("tensor '{name}': finite is for float types, and its dtype is {dtype}")));
+        }
+        if self.min.is_none() && self.max.is_none() {
+            return Ok(());
+        }
+        let Some((least, most)) = self.dtype.int_range() else {
+            return Err(Error::invalid(format!("tensor '{name}': min and max are for integer types, and its dtype is {dtype}")));
+        };
+        let (min, max) = (self.min.unwrap_or(least), self.max.unwrap_or(most));
+        if least <= min && min <= max && max <= most {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("tensor '{name}': min {min} to max {max} is no range of {dtype}, {least} to {most}")))
     }
 }
 
@@ -120,11 +89,14 @@ struct LayoutFile {
     specs: Vec<TensorSpec>,
 }
 
-/// The tensors of one sample in order. Each starts at a multiple of [`TENSOR_ALIGN`]; the tail is not padded.
+/// The tensors of one sample in order. Each starts at a multiple of [`TENSOR_ALIGN`]; the tail is not padded. Where a dimension is ragged, the true shapes
+/// lie behind the last tensor (`sample.rs`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     specs: Vec<TensorSpec>,
     offsets: Vec<usize>,
+    /// Where the true shape of each ragged tensor lies.
+    shapes: Vec<Option<usize>>,
     nbytes: usize,
     hash: u64,
 }
@@ -147,6 +119,16 @@ impl Layout {
             if spec.shape.len() > MAX_RANK {
                 return Err(Error::invalid(format!("tensor '{}' has {} dimensions; at most {MAX_RANK} are allowed", spec.name, spec.shape.len())));
             }
+            spec.check_values()?;
+            for dim in &spec.shape {
+                let same = |other: &&Dim| other.name().is_some() && other.name() == dim.name() && *other != dim;
+                if let Some(other) = specs[..=i].iter().flat_map(|s| &s.shape).find(same) {
+                    return Err(Error::invalid(format!(
+                        "tensor '{}' has a dimension {dim}, and {other} is another one's: expected one maximum",
+                        spec.name
+                    )));
+                }
+            }
             let start = end.checked_next_multiple_of(TENSOR_ALIGN);
             let next = start.zip(spec.nbytes().ok()).and_then(|(s, n)| s.checked_add(n)).filter(|n| *n <= isize::MAX as usize);
             let (Some(start), Some(next)) = (start, next) else {
@@ -156,15 +138,37 @@ impl Layout {
             offsets.push(start);
             end = next;
         }
-        let mut layout = Layout { specs, offsets, nbytes: end, hash: 0 };
+        let (shapes, end) = Layout::place_shapes(&specs, end)?;
+        let mut layout = Layout { specs, offsets, shapes, nbytes: end, hash: 0 };
         layout.hash = fnv1a(layout.to_json().as_bytes());
         Ok(layout)
     }
 
-    /// From `{"specs": [{"name": …, "shape": […], "dtype": …}]}`; unknown fields are errors.
+    /// Where the shapes of ragged tensors lie, and where the sample ends.
+    fn place_shapes(specs: &[TensorSpec], tensors_end: usize) -> Result<(Vec<Option<usize>>, usize)> {
+        if !specs.iter().any(TensorSpec::is_ragged) {
+            return Ok((vec![None; specs.len()], tensors_end));
+        }
+        let too_large = || Error::invalid("the layout's size overflows");
+        let mut end = tensors_end.checked_next_multiple_of(TENSOR_ALIGN).ok_or_else(too_large)?;
+        let mut place = |spec: &TensorSpec| {
+            spec.is_ragged().then(|| {
+                let start = end;
+                end = end.saturating_add(8 * spec.shape.len());
+                start
+            })
+        };
+        let shapes = specs.iter().map(&mut place).collect();
+        if end > isize::MAX as usize { Err(too_large()) } else { Ok((shapes, end)) }
+    }
+
+    /// From `{"specs": [{"name": …, "shape": […], "dtype": …}]}`, where a tensor may also have `finite`, `min` and `max`; unknown fields are errors.
     pub fn from_json(text: &str) -> Result<Layout> {
-        let file: LayoutFile = serde_json::from_str(text)
-            .map_err(|e| Error::invalid(format!("layout: {e}; expected {{\"specs\": [{{\"name\", \"shape\", \"dtype\"}}]}}")))?;
+        let file: LayoutFile = serde_json::from_str(text).map_err(|e| {
+            Error::invalid(format!(
+                "layout: {e}; expected {{\"specs\": [{{\"name\", \"shape\", \"dtype\"}}]}}, and with a tensor perhaps finite, min, max"
+            ))
+        })?;
         Layout::new(file.specs)
     }
 
@@ -188,12 +192,17 @@ impl Layout {
         self.offsets[i]
     }
 
+    /// Byte offset of tensor `i`'s shape in a sample, if it is ragged: one little-endian `i64` a dimension.
+    pub fn shape_at(&self, i: usize) -> Option<usize> {
+        self.shapes[i]
+    }
+
     /// Index of the tensor of that name.
     pub fn find(&self, name: &str) -> Option<usize> {
         self.specs.iter().position(|s| s.name == name)
     }
 
-    /// A hash of names, shapes, dtypes and order: equal for equal layouts, on every machine.
+    /// A hash of names, shapes, dtypes, order, and of what is asked of values: equal for equal layouts, on every machine.
     pub fn hash(&self) -> u64 {
         self.hash
     }
@@ -210,7 +219,14 @@ impl Layout {
                 return differ(format!("tensor '{}' has dtype {x} for the {ours} and {y} for the {theirs}", a.name));
             }
             if a.shape != b.shape {
-                return differ(format!("tensor '{}' has shape {:?} for the {ours} and {:?} for the {theirs}", a.name, a.shape, b.shape));
+                let (x, y) = (Shape(&a.shape), Shape(&b.shape));
+                return differ(format!("tensor '{}' has shape {x} for the {ours} and {y} for the {theirs}", a.name));
+            }
+            let bound = |bound: Option<i64>| bound.map_or("none".to_owned(), |n| n.to_string());
+            let asked =
+                [("finite", a.finite.to_string(), b.finite.to_string()), ("min", bound(a.min), bound(b.min)), ("max", bound(a.max), bound(b.max))];
+            if let Some((field, x, y)) = asked.iter().find(|(_, x, y)| x != y) {
+                return differ(format!("tensor '{}' has {field} {x} for the {ours} and {y} for the {theirs}", a.name));
             }
         }
         if self.specs.len() != other.specs.len() {
@@ -225,7 +241,7 @@ mod tests {
     use super::*;
 
     fn spec(name: &str, shape: &[u64], dtype: DType) -> TensorSpec {
-        TensorSpec { name: name.into(), shape: shape.into(), dtype }
+        TensorSpec::new(name, shape, dtype)
     }
 
     #[test]
@@ -262,6 +278,41 @@ mod tests {
         ] {
             let e = Layout::new(specs).unwrap_err();
             assert!(e.message.contains(word), "{e} lacks {word}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_asked_is_refused() {
+        for (spec, word) in [
+            (r#"{"name":"x","shape":["seq<=0"],"dtype":"int8"}"#, "seq<=0"),
+            (r#"{"name":"x","shape":["seq"],"dtype":"int8"}"#, "seq<=2048"),
+            (r#"{"name":"x","shape":["s<=4"],"dtype":"int8"},{"name":"y","shape":["s<=5"],"dtype":"int8"}"#, "one maximum"),
+            (r#"{"name":"x","shape":["s<=9223372036854775807",2],"dtype":"int8"}"#, "overflows"),
+            (r#"{"name":"x","shape":[1],"dtype":"int8","finite":true}"#, "finite is for float"),
+            (r#"{"name":"x","shape":[1],"dtype":"float32","max":3}"#, "integer types"),
+            (r#"{"name":"x","shape":[1],"dtype":"int8","max":128}"#, "-128 to 127"),
+            (r#"{"name":"x","shape":[1],"dtype":"int8","min":3,"max":2}"#, "no range"),
+        ] {
+            let e = Layout::from_json(&format!(r#"{{"specs":[{spec}]}}"#)).unwrap_err();
+            assert!(e.message.contains(word), "{e} lacks {word}");
+        }
+    }
+
+    #[test]
+    fn lengths_and_limits_are_part_of_the_layout() {
+        let text = r#"{"specs":[{"name":"ids","shape":["seq<=9"],"dtype":"int32","min":0,"max":50256},{"name":"x","shape":["seq<=9",4],"dtype":"float16","finite":true}]}"#;
+        let one = Layout::from_json(text).unwrap();
+        assert_eq!(one.to_json(), text);
+        for (from, to, what) in [
+            ("50256", "31999", "tensor 'ids' has max 50256 for the student and 31999 for the worker"),
+            (r#""min":0,"#, "", "tensor 'ids' has min 0 for the student and none for the worker"),
+            (r#","finite":true"#, "", "tensor 'x' has finite true for the student and false for the worker"),
+            ("seq<=9\",4", "seq<=9\",8", "tensor 'x' has shape [seq<=9, 4] for the student and [seq<=9, 8] for the worker"),
+            ("seq<=9", "seq<=8", "tensor 'ids' has shape [seq<=9] for the student and [seq<=8] for the worker"),
+        ] {
+            let other = Layout::from_json(&text.replace(from, to)).unwrap();
+            assert_ne!(one.hash(), other.hash());
+            assert_eq!(one.check_equal(&other, "student", "worker").unwrap_err().message, format!("layouts differ: {what}"));
         }
     }
 

@@ -11,13 +11,16 @@
 //! | `loss_mask` | bool | 1 where the label counts |
 //! | `cu_seqlens` | int32 | `[segments + 1]`: where segments start in the batch laid out as one sequence, and its end; a row's padding is a segment of its own |
 //!
+//! Where teachers made samples of its rows (`[generate]` in the recipe), it also has their tensors, by name: `lw_batch_layout`
+//! describes those of a row, and each is `[rows, …]`, zero in rows that are padding.
+//!
 //! A tensor is written when it is first asked for. A batch is counted: `lw_batch_retain`, `lw_batch_release`.
 
 use super::arg;
 use super::dlpack::{self, DLManagedTensorVersioned};
 use super::guard::{guard, guard_or};
 use super::home::Home;
-use super::layout::{lw_device, lw_tensor};
+use super::layout::{lw_device, lw_layout, lw_tensor};
 use super::opened::Opened;
 use super::status::lw_status;
 use crate::base::{DType, Error, Result, Status};
@@ -96,9 +99,9 @@ pub struct lw_batch {
     matrix: [i64; 2],
     seqlens: OnceLock<[i64; 1]>,
     opened: Arc<Opened>,
-    /// Rows of each lane at the step, and before it.
-    each: u64,
-    before: u64,
+    /// Names of the teachers' tensors.
+    taught: Option<lw_layout>,
+    schedule: BatchSchedule,
     home: Home,
 }
 
@@ -106,19 +109,17 @@ impl lw_batch {
     /// A handle with one reference.
     pub(super) fn hand_out(batch: Batch, schedule: &BatchSchedule, opened: Arc<Opened>) -> *mut lw_batch {
         let matrix = [batch.num_rows() as i64, batch.length() as i64];
-        let (each, before) = (schedule.rows_at(batch.step()), schedule.rows_before(batch.step()));
-        let handle = lw_batch { batch: ManuallyDrop::new(batch), matrix, seqlens: OnceLock::new(), opened, each, before, home: Home::here() };
+        // Its names were checked when the recipe was read.
+        let taught = batch.taught().and_then(|t| lw_layout::new(Arc::clone(t.layout())).ok());
+        let schedule = schedule.clone();
+        let handle = lw_batch { batch: ManuallyDrop::new(batch), matrix, seqlens: OnceLock::new(), opened, taught, schedule, home: Home::here() };
         Arc::into_raw(Arc::new(handle)).cast_mut()
     }
 
-    fn tensor(&self, name: &str) -> Result<lw_tensor> {
+    fn tensor(&self, name: &str) -> Result<(lw_tensor, &[i64])> {
         self.home.check("batch")?;
         let batch = &self.batch;
-        let known = FIELDS.iter().find(|(n, _)| n.to_bytes() == name.as_bytes());
-        let (name, dtype) = *known.ok_or_else(|| {
-            let names: Vec<_> = FIELDS.iter().map(|(n, _)| n.to_string_lossy()).collect();
-            Error::new(Status::NotFound, format!("a batch has no tensor '{name}'; it has {}", names.join(", ")))
-        })?;
+        let Some((name, dtype)) = FIELDS.iter().find(|(n, _)| n.to_bytes() == name.as_bytes()).copied() else { return self.taught(name) };
         let (data, count) = match name.to_bytes() {
             b"input_ids" => raw(batch.input_ids()),
             b"labels" => raw(batch.labels()),
@@ -128,16 +129,21 @@ impl lw_batch {
             _ => raw(batch.cu_seqlens()),
         };
         let shape: &[i64] = if name == c"cu_seqlens" { self.seqlens.get_or_init(|| [count as i64]) } else { &self.matrix };
-        Ok(lw_tensor {
-            data,
-            shape: shape.as_ptr(),
-            name: name.as_ptr(),
-            nbytes: (count * dtype.size()) as u64,
-            ndim: shape.len() as i32,
-            dtype: dtype as i32,
-            device_type: lw_device::LW_DEVICE_CPU as i32,
-            device_id: 0,
-        })
+        Ok((view(data, shape, name.as_ptr(), count * dtype.size(), dtype as i32), shape))
+    }
+
+    /// A tensor that teachers made.
+    fn taught(&self, name: &str) -> Result<(lw_tensor, &[i64])> {
+        let found = self.batch.taught().zip(self.taught.as_ref()).and_then(|(t, l)| Some((t, l, t.layout().find(name)?)));
+        let Some((taught, layout, i)) = found else {
+            let own = FIELDS.iter().map(|(n, _)| n.to_string_lossy().into_owned());
+            let specs = self.batch.taught().map_or(&[][..], |t| t.layout().specs());
+            let names: Vec<String> = own.chain(specs.iter().map(|s| s.name.clone())).collect();
+            return Err(Error::new(Status::NotFound, format!("a batch has no tensor '{name}'; this one has {}", names.join(", "))));
+        };
+        let spec = &taught.layout().specs()[i];
+        let (start, shape) = (taught.start(i).cast_mut().cast(), taught.shape(i));
+        Ok((view(start, shape, layout.name(i), self.batch.rows().len() * spec.nbytes()?, spec.dtype as i32), shape))
     }
 
     fn info(&self) -> lw_batch_info {
@@ -158,7 +164,11 @@ impl lw_batch {
     fn rows(&self) -> impl Iterator<Item = lw_row> {
         self.batch.rows().iter().map(|row| {
             let (lane, number) = row.of.unwrap_or((LW_NO_LANE, u64::MAX));
-            let position = row.of.map_or(u64::MAX, |(lane, number)| u64::from(lane) * self.each + (number - self.before));
+            let place = |(lane, number)| {
+                let step = self.schedule.step_of_row(number);
+                u64::from(lane) * self.schedule.rows_at(step) + (number - self.schedule.rows_before(step))
+            };
+            let position = row.of.map_or(u64::MAX, place);
             lw_row { number, position, lane, segments: row.pieces.len() as u32 }
         })
     }
@@ -195,6 +205,19 @@ const FIELDS: [(&CStr, DType); 6] = [
     (c"loss_mask", DType::Bool),
     (c"cu_seqlens", DType::Int32),
 ];
+
+fn view(data: *mut std::ffi::c_void, shape: &[i64], name: *const c_char, nbytes: usize, dtype: i32) -> lw_tensor {
+    lw_tensor {
+        data,
+        shape: shape.as_ptr(),
+        name,
+        nbytes: nbytes as u64,
+        ndim: shape.len() as i32,
+        dtype,
+        device_type: lw_device::LW_DEVICE_CPU as i32,
+        device_id: 0,
+    }
+}
 
 fn raw<T>(elements: &[T]) -> (*mut std::ffi::c_void, usize) {
     (elements.as_ptr().cast_mut().cast(), elements.len())
@@ -240,9 +263,17 @@ pub unsafe extern "C" fn lw_batch_tensor(batch: *const lw_batch, name: *const c_
         let (batch, name) = unsafe { (arg::object(batch, "batch")?, arg::c_string(name, "name")?) };
         let (name, out) = (name.ok_or_else(|| arg::null("name"))?, arg::out(tensor, "tensor")?);
         // SAFETY: not NULL; the caller promises that it is writable.
-        unsafe { out.write(batch.tensor(name)?) };
+        unsafe { out.write(batch.tensor(name)?.0) };
         Ok(())
     })
+}
+
+/// The tensors that teachers made of each row; NULL if they made none, and for NULL. It belongs to the batch: valid until its last
+/// reference is released, not to be freed. Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_batch_layout(batch: *const lw_batch) -> *const lw_layout {
+    // SAFETY: the caller promises NULL or a batch of which it holds a reference.
+    unsafe { batch.as_ref() }.and_then(|b| b.taught.as_ref()).map_or(std::ptr::null(), std::ptr::from_ref)
 }
 
 /// What a DLPack tensor holds: a reference that a forked child does not give back.
@@ -267,8 +298,7 @@ pub unsafe extern "C" fn lw_batch_dlpack(batch: *const lw_batch, name: *const c_
         // SAFETY: the caller promises a batch of which it holds a reference, and a NUL-terminated name.
         let (found, name) = unsafe { (arg::object(batch, "batch")?, arg::c_string(name, "name")?) };
         let (name, out) = (name.ok_or_else(|| arg::null("name"))?, arg::out(out, "out")?);
-        let view = found.tensor(name)?;
-        let shape: &[i64] = if view.ndim == 1 { found.seqlens.get().map_or(&[], |s| s) } else { &found.matrix };
+        let (view, shape) = found.tensor(name)?;
         // SAFETY: `batch` came from `Arc::into_raw`, and the caller's reference keeps the count above 0 while this one is added.
         let held = unsafe {
             Arc::increment_strong_count(batch);
@@ -311,7 +341,7 @@ pub unsafe extern "C" fn lw_batch_segments(batch: *const lw_batch, segments: *mu
     })
 }
 
-/// Hashes of `input_ids`, `labels`, `positions` and `segment_ids` of each row that is part of the global batch, in
+/// Hashes of `input_ids`, `labels`, `positions`, `segment_ids` and of what teachers made, of each row that is part of the global batch, in
 /// order. `hashes` has room for `capacity`; `*count` becomes their number in any case. `capacity` 0 only asks for it.
 /// Any thread.
 #[must_use]

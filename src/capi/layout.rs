@@ -1,10 +1,15 @@
 //! The tensors of one sample: their names, shapes and dtypes, and where each lies in the sample's bytes. Tensors lie in
 //! the order given, each starts at a multiple of 64 bytes, row-major without strides; the tail is not padded.
+//!
+//! A *ragged* dimension has its own length in every sample, up to a maximum that slots have room for. In JSON it is written `"seq<=2048"`;
+//! all dimensions of one name have one length. A ragged tensor starts where it would with all dimensions at their maximum, and lies there
+//! row-major in its true shape; the rest of its place is zero. Behind the last tensor, at a multiple of 64 bytes, lie the true shapes of
+//! the ragged tensors in order: `ndim` little-endian `int64_t` each.
 
-use super::{arg, dlpack};
 use super::guard::{guard, guard_or};
 use super::status::lw_status;
-use crate::base::{DType, Error, Layout, MAX_RANK, Result, Status, TensorSpec};
+use super::{arg, dlpack};
+use crate::base::{DType, Dim, Error, Layout, MAX_RANK, Result, Shape, Status, TensorSpec};
 use crate::medium::Place;
 use std::ffi::{CString, c_char, c_void};
 use std::ptr;
@@ -66,11 +71,11 @@ pub struct lw_tensor_spec {
 pub struct lw_tensor {
     /// The first element.
     pub data: *mut c_void,
-    /// `ndim` sizes, outermost first.
+    /// `ndim` sizes, outermost first; of a ragged tensor in a sample the true ones.
     pub shape: *const i64,
     /// NUL-terminated UTF-8.
     pub name: *const c_char,
-    /// Bytes at `data`.
+    /// Bytes at `data`: those of the shape.
     pub nbytes: u64,
     /// Number of dimensions.
     pub ndim: i32,
@@ -99,42 +104,64 @@ pub struct lw_layout {
 
 impl lw_layout {
     pub(super) fn new(layout: Arc<Layout>) -> Result<lw_layout> {
-        let dimension = |d: &u64| i64::try_from(*d).map_err(|_| Error::invalid(format!("a dimension of {d} does not fit int64_t")));
-        let shapes = layout.specs().iter().map(|s| s.shape.iter().map(dimension).collect()).collect::<Result<_>>()?;
+        let dimension = |d: u64| i64::try_from(d).map_err(|_| Error::invalid(format!("a dimension of {d} does not fit int64_t")));
+        let shapes = layout.specs().iter().map(|s| s.shape.iter().map(|d| dimension(d.max())).collect()).collect::<Result<_>>()?;
         let name = |s: &TensorSpec| CString::new(s.name.as_str()).map_err(|_| Error::invalid("a tensor's name holds a NUL"));
         let names = layout.specs().iter().map(name).collect::<Result<_>>()?;
         Ok(lw_layout { layout, shapes, names })
     }
 
-    pub(super) fn shape(&self, i: usize) -> &[i64] {
-        &self.shapes[i]
+    /// Tensor `i` without data, at its greatest shape, with its offset.
+    /// The name of tensor `i`, which there is; valid as long as the layout.
+    pub(super) fn name(&self, i: usize) -> *const c_char {
+        self.names[i].as_ptr()
     }
 
-    /// Tensor `i` of a sample whose bytes begin at `base` (NULL gives a tensor without data), with its offset. Fails if there is no
-    /// such tensor, or if it does not lie within the sample's `len` bytes.
-    pub(super) fn view(&self, i: usize, base: *mut u8, len: usize) -> Result<(lw_tensor, usize)> {
+    fn describe(&self, i: usize) -> Result<(lw_tensor, usize)> {
         let count = self.names.len();
         let spec = self.layout.specs().get(i).ok_or_else(|| Error::invalid(format!("tensor {i}: the layout has {count}, numbered from 0")))?;
-        let (offset, nbytes) = (self.layout.offset(i), spec.nbytes()?);
-        if offset + nbytes > len {
-            let end = offset + nbytes;
-            return Err(Error::invalid(format!("tensor '{}' ends at byte {end}, but the sample has {len} bytes", spec.name)));
-        }
         let tensor = lw_tensor {
-            data: if base.is_null() { ptr::null_mut() } else { base.wrapping_add(offset).cast() },
+            data: ptr::null_mut(),
             shape: self.shapes[i].as_ptr(),
             name: self.names[i].as_ptr(),
-            nbytes: nbytes as u64,
+            nbytes: spec.nbytes()? as u64,
             ndim: self.shapes[i].len() as i32,
             dtype: spec.dtype as i32,
             device_type: lw_device::LW_DEVICE_CPU as i32,
             device_id: 0,
         };
-        Ok((tensor, offset))
+        Ok((tensor, self.layout.offset(i)))
+    }
+
+    /// Tensor `i` of a sample of `len` bytes that begin at `base`, in its true shape. Fails if there is no such tensor, if it does not lie
+    /// within the sample, or if the sample's shapes are wrong (`status` says what that is).
+    ///
+    /// # Safety
+    /// If the layout is ragged, `len` bytes can be read at `base`. (Otherwise it is only counted from, and may be NULL, or on a device.)
+    pub(super) unsafe fn view(&self, i: usize, base: *mut u8, len: usize, status: Status) -> Result<lw_tensor> {
+        let (mut tensor, offset) = self.describe(i)?;
+        let spec = &self.layout.specs()[i];
+        let end = self.layout.shape_at(i).map_or(offset + tensor.nbytes as usize, |at| at + 8 * spec.shape.len());
+        if end > len {
+            return Err(Error::invalid(format!("tensor '{}' ends at byte {end}, but the sample has {len} bytes", spec.name)));
+        }
+        if let Some(at) = self.layout.shape_at(i) {
+            // SAFETY: the caller's promise, for this tensor is ragged.
+            let sample = unsafe { std::slice::from_raw_parts(base, len) };
+            let shape = self.layout.shape(sample, i).map_err(|e| Error::new(status, e.message))?;
+            tensor.nbytes = spec.nbytes_of(&shape) as u64;
+            tensor.shape = base.wrapping_add(at).cast();
+            if !tensor.shape.is_aligned() {
+                return Err(Error::invalid("data is not aligned to 8 bytes, as the sample of a layout with ragged dimensions must be"));
+            }
+        }
+        tensor.data = if base.is_null() { ptr::null_mut() } else { base.wrapping_add(offset).cast() };
+        Ok(tensor)
     }
 }
 
-/// Makes a layout of `count` tensors. On success `*out` is the caller's: free it with `lw_layout_free`. Any thread.
+/// Makes a layout of `count` tensors of fixed shape, of whose values nothing is asked; `lw_layout_from_json` makes the others. On success
+/// `*out` is the caller's: free it with `lw_layout_free`. Any thread.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_layout_new(specs: *const lw_tensor_spec, count: usize, out: *mut *mut lw_layout) -> lw_status {
@@ -164,14 +191,16 @@ unsafe fn spec_from_c(spec: &lw_tensor_spec) -> Result<TensorSpec> {
     // SAFETY: the caller's promise.
     let shape = unsafe { arg::slice(spec.shape, ndim, "shape") }.map_err(|e| e.within(format_args!("tensor '{name}'")))?;
     let size = |d: &i64| u64::try_from(*d).map_err(|_| Error::invalid(format!("tensor '{name}': dimension {d} is negative")));
-    let shape = shape.iter().map(size).collect::<Result<_>>()?;
+    let shape = shape.iter().map(size).collect::<Result<Vec<u64>>>()?;
     let dtype = DType::from_number(spec.dtype);
     let dtype = dtype.ok_or_else(|| Error::invalid(format!("tensor '{name}': dtype {} is not one of lw_dtype", spec.dtype)))?;
-    Ok(TensorSpec { name: name.into(), shape, dtype })
+    Ok(TensorSpec::new(name, shape, dtype))
 }
 
-/// Makes a layout from `{"specs": [{"name": "x", "shape": [3, 224], "dtype": "float32"}, …]}`: `len` bytes of UTF-8.
-/// Unknown fields are errors. On success `*out` is the caller's: free it with `lw_layout_free`. Any thread.
+/// Makes a layout from `{"specs": [{"name": "x", "shape": [3, 224], "dtype": "float32"}, …]}`: `len` bytes of UTF-8. A size may be a name
+/// and a maximum, `"seq<=2048"`: a ragged dimension. `"finite": true` asks for finite values of a float type, `"min"` and `"max"` for
+/// values of an integer type from one to the other: what a worker commits is checked. Unknown fields are errors. On success `*out` is the
+/// caller's: free it with `lw_layout_free`. Any thread.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_layout_from_json(text: *const c_char, len: usize, out: *mut *mut lw_layout) -> lw_status {
@@ -211,8 +240,8 @@ pub unsafe extern "C" fn lw_layout_count(layout: *const lw_layout) -> usize {
     unsafe { layout.as_ref() }.map_or(0, |l| l.names.len())
 }
 
-/// Describes tensor `index`: `*tensor` with `data` NULL, and its byte offset in a sample (`offset` may be NULL). The
-/// shape and name belong to the layout and are valid until it is freed. Any thread.
+/// Describes tensor `index`: `*tensor` with `data` NULL, ragged dimensions at their maximum, and its byte offset in a sample (`offset` may
+/// be NULL). The shape and name belong to the layout and are valid until it is freed. Any thread.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_layout_tensor(layout: *const lw_layout, index: usize, tensor: *mut lw_tensor, offset: *mut u64) -> lw_status {
@@ -220,7 +249,7 @@ pub unsafe extern "C" fn lw_layout_tensor(layout: *const lw_layout, index: usize
         // SAFETY: the caller promises a valid handle.
         let layout = unsafe { arg::object(layout, "layout") }?;
         let tensor = arg::out(tensor, "tensor")?;
-        let (view, at) = layout.view(index, ptr::null_mut(), layout.layout.nbytes())?;
+        let (view, at) = layout.describe(index)?;
         // SAFETY: `tensor` is not NULL, `offset` is checked; the caller promises that both are writable.
         unsafe {
             tensor.write(view);
@@ -250,9 +279,10 @@ pub unsafe extern "C" fn lw_layout_find(layout: *const lw_layout, name: *const c
     })
 }
 
-/// Copies tensors into a sample of `lw_layout_nbytes` bytes at `out` (`capacity` must be at least that); bytes between
-/// tensors become 0. `tensors` holds each tensor of the layout once, matched by name, or, where `name` is NULL, by
-/// position. Dtype, shape and `nbytes` must be the layout's. Tensors must not overlap `out`. Any thread.
+/// Copies tensors into a sample of `lw_layout_nbytes` bytes at `out` (`capacity` must be at least that); bytes between tensors become 0.
+/// `tensors` holds each tensor of the layout once, matched by name, or, where `name` is NULL, by position. Dtype, shape and `nbytes` must
+/// be the layout's; the shapes of ragged tensors give the sample its lengths. Values are not looked at: a worker's commit does that.
+/// Tensors must not overlap `out`. Any thread.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_layout_encode(
@@ -275,8 +305,8 @@ pub unsafe extern "C" fn lw_layout_encode(
         let mut end = 0;
         for (i, source) in sources.iter().enumerate() {
             let (start, len) = (layout.layout.offset(i), source.nbytes as usize);
-            // SAFETY: `start + len` ≤ `need` ≤ `capacity` writable bytes at `out` (`match_tensors` checked that `len` is the layout's), `len`
-            // readable ones at the source, which does not overlap `out`; `end` ≤ `start`.
+            // SAFETY: `end` ≤ `start`, and `start + len` ≤ `need` ≤ `capacity` writable bytes at `out` (`match_tensors` checked that `len`
+            // is within the tensor's place), `len` readable ones at the source, which does not overlap `out`.
             unsafe {
                 if start > end {
                     ptr::write_bytes(out.add(end), 0, start - end);
@@ -286,6 +316,24 @@ pub unsafe extern "C" fn lw_layout_encode(
                 }
             }
             end = start + len;
+        }
+        if need > end {
+            // SAFETY: as above.
+            unsafe { ptr::write_bytes(out.add(end), 0, need - end) };
+        }
+        if layout.layout.is_ragged() {
+            // SAFETY: as above; the slice is the only access meanwhile.
+            let sample = unsafe { std::slice::from_raw_parts_mut(out, need) };
+            layout.layout.begin(sample);
+            for (spec, source) in layout.layout.specs().iter().zip(&sources).filter(|(spec, _)| spec.is_ragged()) {
+                // SAFETY: `check_tensor` found it readable.
+                let shape = unsafe { arg::slice(source.shape, spec.shape.len(), "shape") }?;
+                for (dim, size) in spec.shape.iter().zip(shape) {
+                    if let Some(name) = dim.name() {
+                        layout.layout.set_length(sample, name, *size as u64)?;
+                    }
+                }
+            }
         }
         Ok(())
     })
@@ -315,13 +363,40 @@ unsafe fn match_tensors<'a>(layout: &lw_layout, tensors: &'a [lw_tensor]) -> Res
         unsafe { check_tensor(layout, i, tensor) }.map_err(|e| e.within(format_args!("tensor '{}'", specs[i].name)))?;
     }
     let missing = |i: usize| Error::invalid(format!("tensor '{}' is missing", specs[i].name));
-    sources.iter().enumerate().map(|(i, s)| s.ok_or_else(|| missing(i))).collect()
+    let sources: Vec<&lw_tensor> = sources.iter().enumerate().map(|(i, s)| s.ok_or_else(|| missing(i))).collect::<Result<_>>()?;
+    // SAFETY: each shape was read by `check_tensor`.
+    unsafe { check_lengths(specs, &sources) }?;
+    Ok(sources)
+}
+
+/// Dimensions of one name have one length.
+///
+/// # Safety
+/// The tensors' shapes are readable and as long as those of `specs`.
+unsafe fn check_lengths(specs: &[TensorSpec], sources: &[&lw_tensor]) -> Result<()> {
+    let mut lengths: Vec<(&str, i64, &str)> = Vec::new();
+    for (spec, source) in specs.iter().zip(sources).filter(|(spec, _)| spec.is_ragged()) {
+        // SAFETY: the caller's promise.
+        let shape = unsafe { arg::slice(source.shape, spec.shape.len(), "shape") }?;
+        for (name, length) in spec.shape.iter().zip(shape).filter_map(|(dim, length)| Some((dim.name()?, *length))) {
+            match lengths.iter().find(|(known, ..)| *known == name) {
+                Some((_, first, of)) if *first != length => {
+                    let what = format!("dimension '{name}' is {first} in tensor '{of}' and {length} in tensor '{}'; expected one length", spec.name);
+                    return Err(Error::new(Status::LayoutMismatch, what));
+                }
+                Some(_) => {}
+                None => lengths.push((name, length, &spec.name)),
+            }
+        }
+    }
+    Ok(())
 }
 
 /// # Safety
 /// The tensor's shape is NULL or readable.
 unsafe fn check_tensor(layout: &lw_layout, i: usize, tensor: &lw_tensor) -> Result<()> {
-    let (spec, shape) = (&layout.layout.specs()[i], layout.shape(i));
+    let spec = &layout.layout.specs()[i];
+    let shape = Shape(&spec.shape);
     let differs = |what: String| Err(Error::new(Status::LayoutMismatch, what));
     if tensor.dtype != spec.dtype as i32 {
         let given = DType::from_number(tensor.dtype).map_or("unknown", DType::name);
@@ -331,15 +406,21 @@ unsafe fn check_tensor(layout: &lw_layout, i: usize, tensor: &lw_tensor) -> Resu
         return Err(Error::new(Status::Unsupported, format!("device_type is {}; only LW_DEVICE_CPU can be copied from", tensor.device_type)));
     }
     let ndim = usize::try_from(tensor.ndim).unwrap_or(usize::MAX);
-    if ndim != shape.len() {
-        return differs(format!("it has {} dimensions, but the layout has shape {shape:?}", tensor.ndim));
+    if ndim != spec.shape.len() {
+        return differs(format!("it has {} dimensions, but the layout has shape {shape}", tensor.ndim));
     }
     // SAFETY: the caller's promise; `ndim` is small: it equals the layout's.
     let given = unsafe { arg::slice(tensor.shape, ndim, "shape") }?;
-    if given != shape {
-        return differs(format!("shape is {given:?}, but the layout has {shape:?}"));
+    let fits = |(dim, size): (&Dim, &i64)| match (dim, u64::try_from(*size)) {
+        (Dim::Fixed(expected), Ok(size)) => size == *expected,
+        (Dim::Ragged { max, .. }, Ok(size)) => size <= *max,
+        (_, Err(_)) => false,
+    };
+    if !spec.shape.iter().zip(given).all(fits) {
+        return differs(format!("shape is {given:?}, but the layout has {shape}"));
     }
-    let need = spec.nbytes()? as u64;
+    let sizes: Vec<u64> = given.iter().map(|size| *size as u64).collect();
+    let need = spec.nbytes_of(&sizes) as u64;
     if tensor.nbytes != need {
         return Err(Error::invalid(format!("nbytes is {}, but shape and dtype make {need}", tensor.nbytes)));
     }
@@ -349,8 +430,9 @@ unsafe fn check_tensor(layout: &lw_layout, i: usize, tensor: &lw_tensor) -> Resu
     Ok(())
 }
 
-/// Fills `tensors[0 … count-1]`, where `count` is that of the layout, with views of the sample of `len` bytes at `data`.
-/// Nothing is copied: the views are as long-lived and as writable as `data`; shapes and names belong to the layout. Any thread.
+/// Fills `tensors[0 … count-1]`, where `count` is that of the layout, with views of the sample of `len` bytes at `data`. Nothing is copied:
+/// the views are as long-lived and as writable as `data`. Names belong to the layout, and shapes too, but those of ragged tensors, which
+/// are the sample's own and lie in `data` (which must then be aligned to 8 bytes); `LW_CORRUPT` if they are wrong. Any thread.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_layout_decode(
@@ -375,7 +457,8 @@ pub unsafe extern "C" fn lw_layout_decode(
         }
         let tensors = arg::out(tensors, "tensors")?;
         for i in 0..count {
-            let (view, _) = layout.view(i, data.cast_mut().cast(), len)?;
+            // SAFETY: the caller promises `len` readable bytes at `data`.
+            let view = unsafe { layout.view(i, data.cast_mut().cast(), len, Status::Corrupt) }?;
             // SAFETY: the caller promises `count` writable tensors, and `i` < `count`.
             unsafe { tensors.add(i).write(view) };
         }

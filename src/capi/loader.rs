@@ -8,6 +8,7 @@ use super::arg::{self, Sized_};
 use super::batch::lw_batch;
 use super::dataset::{lw_dataset, lw_progress_fn, progress};
 use super::function::{functions, lw_function_table};
+use super::generate::{generate_options, lw_generate_options};
 use super::guard::{guard, guard_or, set_message};
 use super::home::Home;
 use super::opened::Opened;
@@ -79,6 +80,8 @@ pub struct lw_loader_options {
     pub operators: *const *const lw_operator_table,
     /// How many.
     pub operator_count: usize,
+    /// How teachers are reached, where the recipe has a `[generate]`. NULL: the defaults.
+    pub generate: *const lw_generate_options,
 }
 
 pub(super) const DEFAULTS: lw_loader_options = lw_loader_options {
@@ -98,6 +101,7 @@ pub(super) const DEFAULTS: lw_loader_options = lw_loader_options {
     progress_user: ptr::null_mut(),
     operators: ptr::null(),
     operator_count: 0,
+    generate: ptr::null(),
 };
 
 // SAFETY: `repr(C)`, begins with a `usize`, without padding, and every field is an integer, a raw pointer, or a function that may be NULL.
@@ -207,11 +211,9 @@ pub unsafe extern "C" fn lw_loader_open(recipe: *const lw_recipe, options: *cons
         let out = arg::out(out, "out")?;
         // SAFETY: the caller promises a valid handle.
         let recipe = &unsafe { arg::object(recipe, "recipe") }?.recipe;
-        // SAFETY: the caller promises NULL or options that begin with their size.
-        let options = if options.is_null() { DEFAULTS } else { unsafe { arg::versioned(options, DEFAULTS) }? };
         let stop = Stop::default();
-        // SAFETY: the caller promises that what the options point to is readable during this call.
-        let tuning = unsafe { loader_options(&options, &stop) }?;
+        // SAFETY: the caller promises NULL or options that begin with their size, and that what they point to is readable during this call.
+        let (options, tuning) = unsafe { open_options(options, &stop) }?;
         // SAFETY: as above.
         let tables = unsafe { arg::slice(options.functions, options.function_count, "functions") }?;
         // SAFETY: as above; the functions can be called as their documentation says.
@@ -231,6 +233,18 @@ pub unsafe extern "C" fn lw_loader_open(recipe: *const lw_recipe, options: *cons
     })
 }
 
+/// What the caller's header knew of the options, and what they mean.
+///
+/// # Safety
+/// `options` is NULL or begins with its size; what it points to is readable.
+pub(super) unsafe fn open_options(options: *const lw_loader_options, stop: &Stop) -> Result<(lw_loader_options, Options)> {
+    // SAFETY: the caller's promise.
+    let options = if options.is_null() { DEFAULTS } else { unsafe { arg::versioned(options, DEFAULTS) }? };
+    // SAFETY: the caller's promise.
+    let tuning = unsafe { loader_options(&options, stop) }?;
+    Ok((options, tuning))
+}
+
 /// # Safety
 /// The options' strings are NULL or readable.
 pub(super) unsafe fn loader_options(given: &lw_loader_options, stop: &Stop) -> Result<Options> {
@@ -248,6 +262,8 @@ pub(super) unsafe fn loader_options(given: &lw_loader_options, stop: &Stop) -> R
         cache_dir,
         memory_budget: given.memory_budget,
         task_bytes: given.task_bytes,
+        // SAFETY: the caller's promise.
+        generate: unsafe { generate_options(given.generate) }?,
         progress: told.map(|told| Arc::new(move |p: &Progress| told(&p.what, p.done, p.total)) as ProgressFn),
         stop: stop.clone(),
     })
@@ -256,7 +272,8 @@ pub(super) unsafe fn loader_options(given: &lw_loader_options, stop: &Stop) -> R
 /// Waits until `deadline` for the next batch. `*out` is then the caller's (`lw_batch_release`), or NULL after the last
 /// batch of a stream that ends; such a stream is counted first, by the first call that needs it, whatever the deadline
 /// (see `lw_loader_steps`). `LW_TIMEOUT`: nothing was lost, call again. `LW_DATA`: a document, a file or a user's
-/// function failed, and the message names it. Also `LW_INTERRUPTED`, `LW_CLOSED`, `LW_FORKED`. A signal alone does not
+/// function failed, and the message names it. `LW_TASK_FAILED`: a row was given up by the teachers, and the message names it and
+/// its documents and carries the worker's text; it stays until the loader is moved or loaded. Also `LW_INTERRUPTED`, `LW_CLOSED`, `LW_FORKED`. A signal alone does not
 /// end the wait: its handler calls `lw_loader_cancel`.
 #[must_use]
 #[unsafe(no_mangle)]
@@ -293,6 +310,32 @@ pub unsafe extern "C" fn lw_loader_set_mixture(loader: *const lw_loader, weights
         // SAFETY: the caller promises a valid handle and `count` weights.
         let (loader, weights) = unsafe { (arg::object(loader, "loader")?, arg::slice(weights, count, "weights")?) };
         loader.enter()?.loader().set_mixture(weights.to_vec(), from_step)
+    })
+}
+
+/// Has teachers make the rows from `from_step` on with another model, for recipes with a `[generate]`; every rank sets
+/// the same, and rank 0 tells the workers. `model_id` is UTF-8 of any size, `model_cfg` a JSON object or NULL. Too early is
+/// an error that names the first possible step. What was made ahead is made again. States that are saved keep it.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_loader_set_model(
+    loader: *const lw_loader,
+    model_id: *const c_char,
+    model_id_len: usize,
+    model_cfg: *const c_char,
+    model_cfg_len: usize,
+    from_step: u64,
+) -> lw_status {
+    guard(|| {
+        // SAFETY: the caller promises a valid handle and texts of these lengths.
+        let (loader, id) = unsafe { (arg::object(loader, "loader")?, arg::text(model_id, model_id_len, "model_id")?) };
+        let cfg = match model_cfg.is_null() {
+            true => None,
+            // SAFETY: as above.
+            false => Some(unsafe { arg::text(model_cfg, model_cfg_len, "model_cfg") }?),
+        };
+        let cfg = cfg.map(|text| serde_json::from_str(text).map_err(|e| Error::invalid(format!("model_cfg: {e}")))).transpose()?;
+        loader.enter()?.loader().set_model(id, cfg, from_step)
     })
 }
 
@@ -383,7 +426,7 @@ pub unsafe extern "C" fn lw_loader_explain(loader: *const lw_loader, buffer: *mu
 /// delivered and `waited_ns` for them, `bytes_read` for documents, `tokenizer` (the engine in use, and why). Since it
 /// was opened, loaded or moved, over the rank's lanes, what was made ahead included: `documents`, `tokens`, `rows`,
 /// `epoch` (the lowest), `truncated_tokens`, and documents left out: `empty`, `filtered`, `skipped`, `dropped` (of
-/// `dropped_tokens`). `*len` becomes its length without the NUL; `capacity` 0 only asks for it. They may grow between
+/// `dropped_tokens`). `generate`: what `lw_student_stats` says of the student that asks the teachers, or null. `*len` becomes its length without the NUL; `capacity` 0 only asks for it. They may grow between
 /// two calls.
 #[must_use]
 #[unsafe(no_mangle)]

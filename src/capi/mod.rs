@@ -40,13 +40,18 @@ pub mod function;
 
 pub mod operator;
 
+pub mod generate;
+
 pub mod loader;
 
+pub mod metrics;
 pub mod server;
 
 pub mod connect;
 
 pub mod state;
+
+pub mod rows;
 
 mod callback_medium;
 mod dlpack;

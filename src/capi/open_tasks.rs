@@ -3,9 +3,9 @@
 use super::layout::lw_layout;
 use super::student::device_flag;
 use super::worker::lw_task;
-use crate::base::{Error, Layout, Result};
+use crate::base::{Error, Layout, Result, Status};
 use crate::exchange::message::Model;
-use crate::exchange::worker::Task;
+use crate::exchange::worker::{Input, Task};
 use crate::medium::Place;
 use std::collections::HashMap;
 use std::ffi::c_char;
@@ -28,9 +28,11 @@ impl ModelText {
 }
 
 struct Open {
-    _model: Arc<ModelText>,
+    model: Arc<ModelText>,
     layout: Arc<lw_layout>,
     place: Place,
+    /// What the ticket carries, and how it lies.
+    input: Option<(Arc<lw_layout>, Input)>,
 }
 
 /// The open tasks of one worker.
@@ -46,10 +48,12 @@ pub(super) struct OpenTasks {
 impl OpenTasks {
     /// Opens a task and gives C's form of it.
     pub(super) fn add(&mut self, task: &Task) -> Result<lw_task> {
+        let input = task.input.as_ref().map(|i| Ok::<_, Error>((self.layout_for(&i.layout)?, i.clone()))).transpose()?;
         let (model, layout, place) = (self.model_text(&task.model), self.layout_for(&task.layout)?, task.place);
         let text = |bytes: &Vec<u8>| (bytes.as_ptr().cast::<c_char>(), bytes.len() - 1);
         let (model_id, model_id_len) = text(&model.id);
         let (model_config, model_config_len) = model.config.as_ref().map_or((ptr::null(), 0), text);
+        let id = task.id;
         let task = lw_task {
             data: task.data.cast(),
             capacity: task.capacity as u64,
@@ -66,7 +70,7 @@ impl OpenTasks {
             attempt: task.attempt,
             flags: device_flag(task.place),
         };
-        self.open.insert(task.id, Open { _model: model, layout, place });
+        self.open.insert(id, Open { model, layout, place, input });
         Ok(task)
     }
 
@@ -97,6 +101,27 @@ impl OpenTasks {
     /// The layout of an open task, and where its memory is.
     pub(super) fn layout_and_place(&self, id: u64) -> Result<(Arc<lw_layout>, Place)> {
         self.get(id).map(|open| (Arc::clone(&open.layout), open.place))
+    }
+
+    /// The model of an open task.
+    pub(super) fn model(&self, id: u64) -> Result<Arc<Model>> {
+        self.get(id).map(|open| Arc::clone(&open.model.model))
+    }
+
+    /// What the ticket of an open task carries.
+    pub(super) fn input(&self, id: u64) -> Result<Option<(Arc<lw_layout>, Input)>> {
+        self.get(id).map(|open| open.input.clone())
+    }
+
+    /// That these tasks are on a device, where streams are.
+    pub(super) fn check_on_device(&self, ids: impl Iterator<Item = u64>) -> Result<()> {
+        for id in ids {
+            if self.get(id)?.place == Place::Host {
+                let message = format!("a stream was given, and task {id} is in host memory: synchronize the stream and pass NULL");
+                return Err(Error::new(Status::Unsupported, message));
+            }
+        }
+        Ok(())
     }
 
     /// Bytes of all tensors of an open task.

@@ -145,7 +145,9 @@ unsafe fn pipeline_options(given: &lw_server_options) -> Result<lw_loader_option
     // SAFETY: the caller's promise.
     let options = unsafe { arg::versioned(given.loader, super::loader::DEFAULTS) }?;
     if (options.rank, options.ranks, options.microbatch_size, options.uneven) != (0, 1, 0, 0) {
-        return Err(Error::invalid("loader: rank, ranks, microbatch_size and uneven are each peer's to say; leave them as lw_loader_options_init made them"));
+        return Err(Error::invalid(
+            "loader: rank, ranks, microbatch_size and uneven are each peer's to say; leave them as lw_loader_options_init made them",
+        ));
     }
     Ok(options)
 }

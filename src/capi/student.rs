@@ -11,9 +11,9 @@ use super::guard::{guard, guard_or};
 use super::layout::{lw_layout, lw_tensor};
 use super::medium::lw_medium;
 use super::status::lw_status;
-use crate::base::{Error, Result};
+use crate::base::{Error, Result, Status};
 use crate::exchange::message::{Model, StudentRole};
-use crate::exchange::student::{Numbering, Sample, Student, StudentOptions};
+use crate::exchange::student::{Numbering, Sample, Student, StudentOptions, Tickets};
 use crate::medium::{MediumChoice, Place, Stream};
 use std::ffi::{c_char, c_void};
 use std::ptr;
@@ -88,6 +88,8 @@ pub struct lw_student_options {
     pub arrival_order: i32,
     /// 1: start the `laneway broker` program if no broker answers; it ends when its last student and worker have gone. Default 0.
     pub embedded_broker: i32,
+    /// The tensors that each ticket carries for its worker, given by `lw_student_give`. NULL (the default): none.
+    pub input: *const lw_layout,
 }
 
 const DEFAULTS: lw_student_options = lw_student_options {
@@ -109,6 +111,7 @@ const DEFAULTS: lw_student_options = lw_student_options {
     spin_us: LW_SPIN_ADAPTIVE,
     arrival_order: 0,
     embedded_broker: 0,
+    input: ptr::null(),
 };
 
 // SAFETY: `repr(C)`, begins with a `usize`, and every field is an integer or a raw pointer.
@@ -196,7 +199,7 @@ unsafe fn student_options(given: &lw_student_options, layout: &lw_layout, medium
         other => return Err(Error::invalid(format!("role is {other}; expected LW_ROLE_CLIENT (0) or LW_ROLE_DATASET (1)"))),
     };
     // SAFETY: the caller's promise.
-    let (endpoints, group) = unsafe { (endpoints(&given.endpoints)?, arg::c_string(given.group, "group")?) };
+    let (endpoints, group, input) = unsafe { (endpoints(&given.endpoints)?, arg::c_string(given.group, "group")?, given.input.as_ref()) };
     Ok(StudentOptions {
         endpoints,
         group: group.map(str::to_owned),
@@ -206,9 +209,11 @@ unsafe fn student_options(given: &lw_student_options, layout: &lw_layout, medium
         max_workers: given.max_workers,
         max_batch: given.max_batch,
         max_attempts: given.max_attempts,
+        tickets: Tickets::Numbered,
         arrival_order: arg::flag(given.arrival_order, "arrival_order")?,
         seed: given.seed,
         layout: Arc::clone(&layout.layout),
+        input: input.map(|l| Arc::clone(&l.layout)),
         medium,
         embedded_broker: arg::flag(given.embedded_broker, "embedded_broker")?,
         spin_us: given.spin_us,
@@ -237,12 +242,29 @@ pub unsafe extern "C" fn lw_student_set_model(
             // SAFETY: as above.
             false => Some(unsafe { arg::text(config, config_len, "config") }?.to_owned()),
         };
-        let raised = student.student.set_model(Model { id: id.to_owned(), config }, deadline)?;
+        let raised = student.student.set_model(Model { id: id.to_owned(), config, run: None }, deadline)?;
         if !generation.is_null() {
             // SAFETY: not NULL; the caller promises that it is writable.
             unsafe { generation.write(raised) };
         }
         Ok(())
+    })
+}
+
+/// Gives the inputs of the next `count` tickets, in their order: `nbytes` bytes each, one behind the other, as the layout in
+/// `options.input` says. They are copied. A ticket is opened once its input was given; one that is made again keeps its
+/// input; after `lw_student_rewind` they are given again from there.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_student_give(student: *const lw_student, data: *const c_void, nbytes: usize, count: usize) -> lw_status {
+    guard(|| {
+        // SAFETY: the caller promises a valid handle.
+        let student = unsafe { arg::object(student, "student") }?;
+        let all = nbytes.checked_mul(count).ok_or_else(|| Error::invalid("nbytes x count overflows"))?;
+        // SAFETY: the caller promises `count` times `nbytes` bytes.
+        let bytes = unsafe { arg::slice(data.cast::<u8>(), all, "data") }?;
+        let inputs: Vec<Arc<[u8]>> = bytes.chunks_exact(nbytes.max(1)).map(Arc::from).collect();
+        student.student.give(&inputs)
     })
 }
 
@@ -306,7 +328,8 @@ pub unsafe extern "C" fn lw_student_retain(student: *const lw_student, sample: *
 
 /// Releases one reference to each of `count` samples. A sample whose last reference goes must not be read any more.
 /// `stream` is NULL, or, for samples on a device, the stream on which reading them is queued (a `CUstream` or `cudaStream_t` of that device, or
-/// `LW_STREAM_LEGACY`, `LW_STREAM_PER_THREAD`): a slot is used again only once that is done, and this does not wait for it. A sample that is not
+/// `LW_STREAM_LEGACY`, `LW_STREAM_PER_THREAD`): a slot is used again only once that is done, and this does not wait for it. NULL stands for all that this
+/// process has queued on the device so far. A sample that is not
 /// held is an error (`LW_INVALID_ARGUMENT`) that names it; the others are released all the same. A stream for samples in host
 /// memory is `LW_UNSUPPORTED`, and nothing is released.
 #[must_use]
@@ -318,7 +341,7 @@ pub unsafe extern "C" fn lw_student_release(student: *const lw_student, samples:
         let stream = Stream(stream.addr());
         let refs: Vec<_> = samples.iter().map(|s| (s.slot, s.serial)).collect();
         // One event for all, unless one of them is wrong.
-        if count > 1 && !stream.is_none() && student.student.release_on(&refs, stream).is_ok() {
+        if count > 1 && student.student.release_on(&refs, stream).is_ok() {
             return Ok(());
         }
         let mut outcome = Ok(());
@@ -342,8 +365,9 @@ pub unsafe extern "C" fn lw_student_read(student: *const lw_student, sample: *co
     })
 }
 
-/// Describes tensor `index` of a held sample: a view, not to be written, as long-lived as the sample's reference. Shape and
-/// name belong to the student.
+/// Describes tensor `index` of a held sample: a view, not to be written, as long-lived as the sample's reference. Shape and name belong to
+/// the student; the shape of a ragged tensor is the sample's true one and lies in its memory. `LW_CORRUPT`: the shape is beyond its
+/// maximum.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_student_tensor(student: *const lw_student, sample: *const lw_sample, index: usize, tensor: *mut lw_tensor) -> lw_status {
@@ -351,7 +375,9 @@ pub unsafe extern "C" fn lw_student_tensor(student: *const lw_student, sample: *
         // SAFETY: the caller promises a valid handle and sample.
         let (student, sample) = unsafe { (arg::object(student, "student")?, arg::object(sample, "sample")?) };
         let tensor = arg::out(tensor, "tensor")?;
-        let (view, _) = student.layout.view(index, sample.data.cast_mut().cast(), sample.nbytes as usize)?;
+        // SAFETY: the caller promises a sample that is held, which has `nbytes` bytes at `data`: in host memory if the layout is ragged, for `open` refuses another
+        // medium then.
+        let view = unsafe { student.layout.view(index, sample.data.cast_mut().cast(), sample.nbytes as usize, Status::Corrupt) }?;
         // SAFETY: not NULL; the caller promises that it is writable.
         unsafe { tensor.write(view.placed(student.student.place())) };
         Ok(())
@@ -374,9 +400,13 @@ pub unsafe extern "C" fn lw_student_dlpack(
         // SAFETY: the caller promises a valid handle and sample.
         let (student, sample) = unsafe { (arg::object(student, "student")?, arg::object(sample, "sample")?) };
         let out = arg::out(out, "out")?;
-        let (view, _) = student.layout.view(index, sample.data.cast_mut().cast(), sample.nbytes as usize)?;
+        // SAFETY: the caller promises a sample that is held, which has `nbytes` bytes at `data`: in host memory if the layout is ragged, for `open` refuses another
+        // medium then.
+        let view = unsafe { student.layout.view(index, sample.data.cast_mut().cast(), sample.nbytes as usize, Status::Corrupt) }?;
         let hold = student.student.hold(sample.slot, sample.serial)?;
-        let tensor = dlpack::export_at(Box::new(hold), view.data, student.layout.shape(index), view.dtype, student.student.place(), Access::Read)?;
+        // SAFETY: a view's shape has `ndim` sizes, in the student's layout or, checked just now, in the sample.
+        let shape = unsafe { arg::slice(view.shape, view.ndim as usize, "shape") }?;
+        let tensor = dlpack::export_at(Box::new(hold), view.data, shape, view.dtype, student.student.place(), Access::Read)?;
         // SAFETY: not NULL; the caller promises that it is writable.
         unsafe { out.write(tensor) };
         Ok(())
@@ -412,8 +442,8 @@ pub unsafe extern "C" fn lw_student_cursor(student: *const lw_student) -> u64 {
     unsafe { student.as_ref() }.map_or(0, |s| guard_or(0, || s.student.cursor()))
 }
 
-/// Goes back: samples from `step` on, which is at most `lw_student_cursor`, count as not handed out, and are made anew by the current model. For loaders that threw
-/// away what they had. What is held stays held.
+/// Goes back: samples from `step` on, which is at most `lw_student_cursor`, count as not handed out, and are made anew by the current
+/// model. For loaders that threw away what they had. What is held stays held.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_student_rewind(student: *const lw_student, step: u64) -> lw_status {

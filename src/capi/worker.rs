@@ -14,11 +14,18 @@ use super::open_tasks::OpenTasks;
 use super::status::lw_status;
 use super::student::LW_SPIN_ADAPTIVE;
 use crate::base::{Error, Result, Status};
+use crate::exchange::message::Model;
 use crate::exchange::worker::{Task, Worker, WorkerOptions};
-use crate::medium::Stream;
+use crate::medium::{MakeOn, Stream};
 use std::ffi::{c_char, c_void};
 use std::ptr;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
+
+/// In `device` of `lw_worker_options`: tasks' memory is the host's, always, and the library copies to the student's device.
+pub const LW_MAKE_IN_HOST_MEMORY: i32 = -1;
+
+/// In `device` of `lw_worker_options`: tasks' memory is the student's own, on its device, and nothing is copied.
+pub const LW_MAKE_ON_STUDENTS_DEVICE: i32 = -2;
 
 /// How a worker is opened. Fill it after `lw_worker_options_init`; `layout` or `slot_size` must be set. What it points to
 /// is read during `lw_worker_open` only.
@@ -45,8 +52,8 @@ pub struct lw_worker_options {
     pub batch_size: u32,
     /// How long to spin before sleeping, in microseconds. Default `LW_SPIN_ADAPTIVE`.
     pub spin_us: u32,
-    /// The CUDA device, as this process numbers it, on which its samples are made for students whose medium is "cuda"; −1 (the default): the
-    /// student's own, where they are written without a copy.
+    /// Where samples are made for students whose medium is "cuda": the number of a CUDA device in this process, `LW_MAKE_ON_STUDENTS_DEVICE`, or
+    /// `LW_MAKE_IN_HOST_MEMORY` (the default). Students in host memory have them made there in any case.
     pub device: i32,
     /// Zero.
     pub reserved: u32,
@@ -62,7 +69,7 @@ const DEFAULTS: lw_worker_options = lw_worker_options {
     worker_id: -1,
     batch_size: 1,
     spin_us: LW_SPIN_ADAPTIVE,
-    device: -1,
+    device: LW_MAKE_IN_HOST_MEMORY,
     reserved: 0,
 };
 
@@ -109,8 +116,8 @@ pub struct lw_task {
 
 /// Makes `count` samples of one student and one generation: fills `tasks[i].data`. `lengths[i]` is the sample's length in
 /// bytes, set to that of the whole layout before the call. Returns 0 to commit them; anything else fails them all, with the text given to
-/// `lw_set_last_error`. Runs on the thread that called `lw_worker_run`. Must not throw. Tasks on a device are complete when it returns: it waits for its
-/// streams itself.
+/// `lw_set_last_error`. Runs on the thread that called `lw_worker_run`. Must not throw. All that was queued
+/// on the device of tasks on one is waited for then.
 pub type lw_fill_fn = Option<unsafe extern "C" fn(user: *mut c_void, tasks: *const lw_task, lengths: *mut usize, count: usize) -> i32>;
 
 /// A worker. All functions but `lw_worker_free` may be called by any number of threads at once; calls of `lw_worker_take`
@@ -126,6 +133,11 @@ impl lw_worker {
         self.open.lock().unwrap_or_else(|e| e.into_inner())
     }
 
+    /// The model of an open task.
+    pub(super) fn model_of(&self, id: u64) -> Result<Arc<Model>> {
+        self.open_tasks().model(id)
+    }
+
     fn take(&self, max: u32, deadline: i64) -> Result<Vec<lw_task>> {
         let mut taken: Vec<Task> = Vec::with_capacity(max.min(64) as usize);
         self.worker.take(max, &mut taken, deadline)?;
@@ -134,10 +146,13 @@ impl lw_worker {
     }
 
     /// Lengths are checked before anything is published, so a wrong one leaves all tasks open. Afterwards none is: what could not be published is
-    /// failed, for the reason that is returned.
+    /// failed, for the reason that is returned; samples that were refused have been failed already.
     fn commit(&self, tasks: &[lw_task], lengths: Option<&[usize]>, stream: Stream) -> Result<u32> {
         let mut done = Vec::with_capacity(tasks.len());
         let ids = || tasks.iter().map(|task| task.id);
+        if !stream.is_none() {
+            self.open_tasks().check_on_device(ids())?;
+        }
         self.open_tasks().close_all(ids(), |i, nbytes| {
             let length = lengths.map_or(nbytes, |l| l[i]);
             done.push((tasks[i].id, length));
@@ -186,10 +201,14 @@ pub unsafe extern "C" fn lw_worker_open(options: *const lw_worker_options, deadl
             slot_size: given.slot_size,
             batch_size: given.batch_size,
             attach: kept,
-            device: match given.device {
-                -1 => None,
-                device if device >= 0 => Some(device),
-                other => return Err(Error::invalid(format!("options.device is {other}; expected -1 or a CUDA device's number"))),
+            make_on: match given.device {
+                LW_MAKE_IN_HOST_MEMORY => MakeOn::Host,
+                LW_MAKE_ON_STUDENTS_DEVICE => MakeOn::StudentsDevice,
+                device if device >= 0 => MakeOn::Device(device),
+                other => {
+                    let expected = "a CUDA device's number, LW_MAKE_IN_HOST_MEMORY (-1) or LW_MAKE_ON_STUDENTS_DEVICE (-2)";
+                    return Err(Error::invalid(format!("options.device is {other}; expected {expected}")));
+                }
             },
             spin_us: given.spin_us,
         };
@@ -237,7 +256,9 @@ pub unsafe extern "C" fn lw_worker_take(worker: *const lw_worker, deadline: i64,
     })
 }
 
-/// Describes tensor `index` of an open task: a writable view, valid while the task is open. Shape and name belong to the worker.
+/// Describes tensor `index` of an open task: a writable view, valid while the task is open. Shape and name belong to the worker; the shape
+/// of a ragged tensor lies in the task's memory, and its lengths must have been set (`lw_worker_set_length`, or by writing the sample with
+/// `lw_layout_encode`).
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_worker_tensor(worker: *const lw_worker, task: *const lw_task, index: usize, tensor: *mut lw_tensor) -> lw_status {
@@ -246,10 +267,57 @@ pub unsafe extern "C" fn lw_worker_tensor(worker: *const lw_worker, task: *const
         let (worker, task) = unsafe { (arg::object(worker, "worker")?, arg::object(task, "task")?) };
         let tensor = arg::out(tensor, "tensor")?;
         let (layout, place) = worker.open_tasks().layout_and_place(task.id)?;
-        let (view, _) = layout.view(index, task.data.cast(), usize::try_from(task.capacity).unwrap_or(usize::MAX))?;
+        let len = usize::try_from(task.capacity).unwrap_or(usize::MAX);
+        // SAFETY: the caller promises the task as it was taken, which has `capacity` bytes at `data` while it is open, as was just seen: in host memory if the
+        // layout is ragged, for no worker attaches to a student that has it otherwise.
+        let view = unsafe { layout.view(index, task.data.cast(), len, Status::InvalidArgument) }?;
         // SAFETY: not NULL; the caller promises that it is writable.
         unsafe { tensor.write(view.placed(place)) };
         Ok(())
+    })
+}
+
+/// Describes tensor `index` of what an open task's ticket carries: a view, not to be written, valid while the task is open. Shape and name belong to
+/// the worker. `LW_NOT_FOUND`: it carries nothing.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_worker_input(worker: *const lw_worker, task: *const lw_task, index: usize, tensor: *mut lw_tensor) -> lw_status {
+    guard(|| {
+        // SAFETY: the caller promises a valid handle and task.
+        let (worker, task) = unsafe { (arg::object(worker, "worker")?, arg::object(task, "task")?) };
+        let tensor = arg::out(tensor, "tensor")?;
+        let input = worker.open_tasks().input(task.id)?;
+        let (layout, input) = input.ok_or_else(|| Error::new(Status::NotFound, "the ticket carries no input: its student declared none"))?;
+        // The task holds the bytes as long as it is open.
+        // SAFETY: the bytes are the input's own, `len` of them, and nobody writes them.
+        let view = unsafe { layout.view(index, input.data.start(), input.data.len(), Status::Corrupt) }?;
+        // SAFETY: not NULL; the caller promises that it is writable.
+        unsafe { tensor.write(view) };
+        Ok(())
+    })
+}
+
+/// The tensors of what an open task's ticket carries; NULL if it carries nothing, for a task that is not open, and for NULL. Valid until
+/// `lw_worker_free`, not to be freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_worker_input_layout(worker: *const lw_worker, task: *const lw_task) -> *const lw_layout {
+    // SAFETY: the caller promises NULL or a valid handle and task.
+    let (Some(worker), Some(task)) = (unsafe { worker.as_ref() }, unsafe { task.as_ref() }) else { return ptr::null() };
+    guard_or(ptr::null(), || worker.open_tasks().input(task.id).ok().flatten().map_or(ptr::null(), |(layout, _)| Arc::as_ptr(&layout)))
+}
+
+/// Sets the length of a ragged dimension of an open task, in all tensors that have it: `dimension` is its NUL-terminated name, `length` at
+/// most its maximum. Each must be set before the views of its tensors are asked for, and before the commit. May be set again; what was
+/// written is then to be written anew.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_worker_set_length(worker: *const lw_worker, task: *const lw_task, dimension: *const c_char, length: u64) -> lw_status {
+    guard(|| {
+        // SAFETY: the caller promises a valid handle and task, and a NUL-terminated name.
+        let (worker, task, name) = unsafe { (arg::object(worker, "worker")?, arg::object(task, "task")?, arg::c_string(dimension, "dimension")?) };
+        let name = name.ok_or_else(|| arg::null("dimension"))?;
+        worker.open_tasks().layout_and_place(task.id)?;
+        worker.worker.set_length(task.id, name, length)
     })
 }
 
@@ -268,9 +336,13 @@ pub unsafe extern "C" fn lw_worker_dlpack(
         let (worker, task) = unsafe { (arg::object(worker, "worker")?, arg::object(task, "task")?) };
         let out = arg::out(out, "out")?;
         let (layout, place) = worker.open_tasks().layout_and_place(task.id)?;
-        let (view, _) = layout.view(index, task.data.cast(), usize::try_from(task.capacity).unwrap_or(usize::MAX))?;
+        let len = usize::try_from(task.capacity).unwrap_or(usize::MAX);
+        // SAFETY: as in `lw_worker_tensor`.
+        let view = unsafe { layout.view(index, task.data.cast(), len, Status::InvalidArgument) }?;
         let hold = worker.worker.hold(task.id)?;
-        let tensor = dlpack::export_at(hold, view.data, layout.shape(index), view.dtype, place, Access::Write)?;
+        // SAFETY: a view's shape has `ndim` sizes, in the worker's layout or, checked just now, in the task's memory.
+        let shape = unsafe { arg::slice(view.shape, view.ndim as usize, "shape") }?;
+        let tensor = dlpack::export_at(hold, view.data, shape, view.dtype, place, Access::Write)?;
         // SAFETY: not NULL; the caller promises that it is writable.
         unsafe { out.write(tensor) };
         Ok(())
@@ -283,16 +355,21 @@ pub unsafe extern "C" fn lw_worker_dlpack(
 pub unsafe extern "C" fn lw_worker_write(worker: *const lw_worker, task: *const lw_task, data: *const c_void, len: usize) -> lw_status {
     guard(|| {
         // SAFETY: the caller promises a valid handle and task, and `len` readable bytes.
-        let (worker, task, data) = unsafe { (arg::object(worker, "worker")?, arg::object(task, "task")?, arg::slice(data.cast::<u8>(), len, "data")?) };
+        let (worker, task, data) =
+            unsafe { (arg::object(worker, "worker")?, arg::object(task, "task")?, arg::slice(data.cast::<u8>(), len, "data")?) };
         worker.worker.write(task.id, data)
     })
 }
 
-/// Publishes `count` samples of `lengths[i]` bytes at `tasks[i].data` each; `lengths` NULL: all tensors of each. A length that is not the layout's, or a task
-/// that is not open, is `LW_INVALID_ARGUMENT`, and nothing is published. After any other error, a medium's say, what could not be published was failed with its message. `*wanted` (may be NULL) becomes the number that somebody still
-/// waited for; the others were overtaken (a model switch, another worker) and dropped, which is no error. `stream` is NULL, or, for tasks on a device, the
-/// stream on which writing them is queued (as in `lw_student_release`, of the device that the tasks' tensors are on): this waits until that is done, and
-/// publishes them then.
+/// Publishes `count` samples of `lengths[i]` bytes at `tasks[i].data` each; `lengths` NULL: all tensors of each. A length that is not the
+/// layout's, or a task that is not open, is `LW_INVALID_ARGUMENT`, and nothing is published. A sample that is not what the layout asks for
+/// (the length of a ragged dimension was not set, a value is not finite or not between `min` and `max`) is failed with the reason, which
+/// names the tensor, the first bad index and its value; the others are published, and the call returns `LW_TASK_FAILED` with the first
+/// reason. After any other error, a medium's say, what could not be published was failed with its message. `*wanted` (may be NULL) becomes
+/// the number that somebody still waited for; the others were overtaken (a model switch, another worker) and dropped, which is no error.
+/// `stream` is NULL, or, for tasks on a device, the stream on which writing them is queued (as in `lw_student_release`, of the device that
+/// the tasks' tensors are on): this waits until that is done, and publishes them then. NULL stands for all that this process has queued on
+/// that device.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_worker_commit(

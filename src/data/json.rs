@@ -1,10 +1,11 @@
 //! A strict JSON reader (RFC 8259) that wants one string out of each line and nothing else.
 //!
 //! It checks the whole line, since a line that is not JSON has to be reported rather than guessed at, but builds no tree:
-//! strings that are not asked for are stepped over by `memchr`, and the one that is goes unescaped straight into the
-//! caller's buffer. A repeated key means its last value, as in Python and JavaScript.
+//! strings are searched for their end and for escapes many bytes at a time, and the one that is asked for goes unescaped
+//! straight into the caller's buffer. A repeated key means its last value, as in Python and JavaScript.
 
 use memchr::memchr2;
+use wide::u8x16;
 
 /// Deeper nesting than this is refused, so that a hostile line cannot use memory without end.
 pub const MAX_DEPTH: usize = 1024;
@@ -40,6 +41,8 @@ pub enum Found {
 pub struct JsonReader {
     /// One entry for each open array (false) or object (true).
     open: Vec<bool>,
+    /// Where the wanted string is unescaped, piece by piece.
+    stage: Vec<u8>,
 }
 
 impl JsonReader {
@@ -51,7 +54,8 @@ impl JsonReader {
         self.open.clear();
         let line = line.trim_end_matches([' ', '\t', '\r', '\n']);
         out.reserve(line.len());
-        let mut scan = Scan { text: line, bytes: line.as_bytes(), at: 0, open: &mut self.open, clean: !has_control(line.as_bytes()) };
+        let mut scan =
+            Scan { text: line, bytes: line.as_bytes(), at: 0, open: &mut self.open, stage: &mut self.stage, clean: !has_control(line.as_bytes()) };
         scan.space();
         let found = if scan.peek() == Some(b'{') { scan.object(field, repair, out) } else { scan.value().map(|_| Found::NotAnObject) };
         let found = found.and_then(|f| {
@@ -70,11 +74,42 @@ fn has_control(bytes: &[u8]) -> bool {
     bytes.iter().fold(false, |any, b| any | (*b < 0x20))
 }
 
+/// Bytes looked at together in the string that is asked for.
+const BLOCK: usize = 64;
+
+/// Unescaped bytes gathered before they are appended.
+const STAGE: usize = 2048;
+
+/// What an escape of one letter stands for; 0 where it is none.
+const UNESCAPED: [u8; 256] = {
+    let mut table = [0; 256];
+    let pairs = *b"\"\"\\\\//b\x08f\x0cn\nr\rt\t";
+    let mut i = 0;
+    while i < pairs.len() {
+        table[pairs[i] as usize] = pairs[i + 1];
+        i += 2;
+    }
+    table
+};
+
+/// A bit for each quote and backslash, the lowest for the first byte.
+#[inline(always)]
+fn quotes_and_escapes(block: &[u8; BLOCK]) -> u64 {
+    let mut found = 0;
+    for (i, part) in block.as_chunks::<16>().0.iter().enumerate() {
+        let part = u8x16::new(*part);
+        let here = part.simd_eq(u8x16::splat(b'"')) | part.simd_eq(u8x16::splat(b'\\'));
+        found |= u64::from(here.to_bitmask()) << (i * 16);
+    }
+    found
+}
+
 struct Scan<'a> {
     text: &'a str,
     bytes: &'a [u8],
     at: usize,
     open: &'a mut Vec<bool>,
+    stage: &'a mut Vec<u8>,
     /// There is no control character in the line, as is usual; otherwise each string is looked at.
     clean: bool,
 }
@@ -322,6 +357,9 @@ impl Scan<'_> {
         let mut whole = true;
         self.at += 1;
         loop {
+            if let (Some((out, _)), true) = (&mut sink, self.clean) {
+                self.bulk(out);
+            }
             let Some(run) = memchr2(b'"', b'\\', &self.bytes[self.at..]) else {
                 self.at = self.bytes.len();
                 return Err(self.error("'\"' to end a string"));
@@ -355,6 +393,54 @@ impl Scan<'_> {
             if self.peek() == Some(b'"') {
                 self.at += 1;
                 return Ok(whole);
+            }
+        }
+    }
+
+    /// As much of a string as goes fast: up to its closing quote, an escape that is not of one letter, or the last bytes of the
+    /// line. Text has an escape in every line, and runs between them of any length, so what counts is that the processor
+    /// need not guess those lengths: whole blocks are copied, and the next one begins after the first escape. There must be no
+    /// control character in the line.
+    #[inline]
+    fn bulk(&mut self, out: &mut String) {
+        self.stage.resize(STAGE + 2 * BLOCK, 0);
+        let mut n = 0;
+        while let Some(block) = self.bytes[self.at..].first_chunk::<BLOCK>() {
+            if n > STAGE {
+                n = self.append(n, out);
+            }
+            self.stage[n..n + BLOCK].copy_from_slice(block);
+            let found = quotes_and_escapes(block);
+            if found == 0 {
+                (n, self.at) = (n + BLOCK, self.at + BLOCK);
+                continue;
+            }
+            let run = found.trailing_zeros() as usize;
+            (n, self.at) = (n + run, self.at + run);
+            let stands_for = self.bytes.get(self.at + 1).map_or(0, |letter| UNESCAPED[usize::from(*letter)]);
+            if self.bytes[self.at] == b'"' || stands_for == 0 {
+                break;
+            }
+            self.stage[n] = stands_for;
+            (n, self.at) = (n + 1, self.at + 2);
+        }
+        // Before a line's last bytes, a character may have been cut: it is taken again.
+        self.at -= self.append(n, out);
+    }
+
+    /// Appends the first `n` bytes of the stage, but for a character that is not whole yet, which goes to its front: so many
+    /// bytes are left there.
+    fn append(&mut self, n: usize, out: &mut String) -> usize {
+        match simdutf8::compat::from_utf8(&self.stage[..n]) {
+            Ok(text) => {
+                out.push_str(text);
+                0
+            }
+            Err(e) => {
+                let whole = e.valid_up_to();
+                out.push_str(std::str::from_utf8(&self.stage[..whole]).expect("checked just now"));
+                self.stage.copy_within(whole..n, 0);
+                n - whole
             }
         }
     }
@@ -409,6 +495,35 @@ mod tests {
     fn the_string_at_the_field_is_appended_unescaped() {
         let (found, text) = get(r#" {"id": [1, {"text": 2}], "text": "a\n\"é\u00e9\ud83d\ude00\\z", "n": -1.5e+3} "#, "text");
         assert_eq!((found, text.as_str()), (Ok(Found::Text), "a\n\"éé😀\\z"));
+    }
+
+    #[test]
+    fn long_strings_come_out_as_written_wherever_blocks_and_stages_end() {
+        // Characters of one to four bytes, escapes of every kind, and runs of every length around the sizes of blocks and of the stage.
+        let pieces = [
+            "a",
+            "\u{e9}",
+            "\u{20ac}",
+            "\u{1f600}",
+            "\\n",
+            "\\\"",
+            "\\\\",
+            "\\u00e9",
+            "\\ud83d\\ude00",
+            "\\/",
+            "plain text that is a little longer ",
+        ];
+        let mut state = 1u64;
+        for size in (0..200).chain(STAGE - 3 * BLOCK..STAGE + 3 * BLOCK).chain([10 * STAGE]) {
+            let mut body = String::new();
+            while body.len() < size {
+                state = crate::base::mix(state);
+                body.push_str(pieces[state as usize % pieces.len()]);
+            }
+            let line = format!("{{\"id\": {size}, \"text\": \"{body}\"}}");
+            let expected: serde_json::Value = serde_json::from_str(&line).unwrap();
+            assert_eq!(get(&line, "text"), (Ok(Found::Text), expected["text"].as_str().unwrap().to_string()), "{line}");
+        }
     }
 
     #[test]

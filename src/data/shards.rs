@@ -94,6 +94,9 @@ fn select(given: &str, base: &Path, found: Vec<PathBuf>, format: Option<Format>)
     }
     if shards.is_empty() {
         let wanted = format.map_or(SUFFIXES.to_string(), |f| format!("the suffixes of {}", f.name()));
+        if total == 0 {
+            return Err(Error::new(Status::NotFound, format!("'{given}': no file is found there")));
+        }
         return Err(Error::new(Status::NotFound, format!("'{given}': none of {total} files has one of {wanted} (also under .gz or .zst)")));
     }
     shards.sort_by(|a, b| a.name.as_bytes().cmp(b.name.as_bytes()));
@@ -205,7 +208,7 @@ mod tests {
         says(&["a.jsonl", "*.jsonl"], "a.jsonl is named by");
         says(&["nothing.jsonl"], "nothing.jsonl' cannot be opened: No such file");
         says(&["README.md"], "README.md: its suffix names no format");
-        says(&["*.parquet"], "none of 0 files");
+        says(&["*.parquet"], "no file is found there");
         says(&[], "list of paths is empty");
         let remote = DatasetSpec::new("d", ["s3://bucket/x.jsonl"]);
         assert!(resolve(&remote).unwrap_err().message.contains("s3://"));

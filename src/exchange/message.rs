@@ -106,6 +106,9 @@ pub struct StudentIntro {
     pub lane: u64,
     /// The tensors of a sample, in the form of [`Layout::to_json`].
     pub layout: String,
+    /// The tensors that a ticket carries for its worker, in the same form; left out: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input: Option<String>,
     /// Where its payload lives.
     pub medium: MediumIntro,
     /// Seats in its segment.
@@ -166,6 +169,8 @@ pub struct Model {
     pub id: String,
     /// Its configuration as JSON text, if it has one.
     pub config: Option<String>,
+    /// Of what run of lanes the tickets are rows, as JSON text (a checkpoint's `meta`), if they are.
+    pub run: Option<String>,
 }
 
 /// Longest group name, kind of medium and `buf_name`, in bytes.
@@ -184,6 +189,9 @@ impl StudentIntro {
         }
         if self.max_workers == 0 || self.max_batch == 0 {
             return Err(Error::invalid("student: max_workers and max_batch must be at least 1"));
+        }
+        if let Some(input) = &self.input {
+            Layout::from_json(input).map_err(|e| e.within("student: input"))?;
         }
         Layout::from_json(&self.layout).map_err(|e| e.within("student"))
     }

@@ -242,7 +242,7 @@ impl From<Failure> for Error {
     }
 }
 
-/// SET_MODEL's body. The blob is the model's id and then its configuration; its pieces come in order.
+/// SET_MODEL's body. The blob is the model's id, then its configuration, then its run; its pieces come in order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SetModel {
@@ -254,6 +254,9 @@ pub struct SetModel {
     pub id_bytes: u64,
     /// Bytes of the configuration; `null`: it has none.
     pub config_bytes: Option<u64>,
+    /// Bytes of the run; left out where it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run_bytes: Option<u64>,
     /// Where in the blob the piece in this message begins.
     pub offset: u64,
 }
@@ -286,6 +289,9 @@ pub struct ModelPiece {
     pub id_bytes: u64,
     /// Bytes of the configuration; `null`: it has none.
     pub config_bytes: Option<u64>,
+    /// Bytes of the run; left out where it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run_bytes: Option<u64>,
 }
 
 /// MODEL's body on control_pub.

@@ -74,6 +74,7 @@ pub fn stats(stats: &Stats) -> serde_json::Map<String, Value> {
         "dropped_tokens": left.dropped_tokens,
         "bytes_read": stats.bytes_read,
         "tokenizer": stats.tokenizer,
+        "generate": stats.generate,
     });
     match object {
         Value::Object(map) => map,

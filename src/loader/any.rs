@@ -1,9 +1,9 @@
 //! Either kind of loader: the one whose pipeline runs in this process, or the one whose batches another process makes.
 
+use super::Loader;
 use super::about::{self, About};
 use super::node::NodeLoader;
-use super::Loader;
-use crate::base::Result;
+use crate::base::{Error, Result, Status};
 use crate::pipeline::{Batch, Checkpoint};
 use crate::plan::BatchSchedule;
 use crate::recipe::Recipe;
@@ -56,6 +56,17 @@ impl AnyLoader {
         match self {
             AnyLoader::Own(loader) => loader.set_mixture(weights, from_step),
             AnyLoader::Node(loader) => loader.set_mixture(weights, from_step),
+        }
+    }
+
+    /// See [`Loader::set_model`].
+    pub fn set_model(&mut self, model_id: &str, model_cfg: Option<Value>, from_step: u64) -> Result<()> {
+        match self {
+            AnyLoader::Own(loader) => loader.set_model(model_id, model_cfg, from_step),
+            AnyLoader::Node(_) => {
+                let message = "a server makes rows alone, and asks no teachers; open a loader on each rank of a recipe with a [generate]";
+                Err(Error::new(Status::Unsupported, message))
+            }
         }
     }
 

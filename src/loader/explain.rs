@@ -3,7 +3,7 @@
 use super::{Loader, Options, Parts};
 use crate::base::Result;
 use crate::plan::{Order, SourcePlan, Unit};
-use crate::recipe::{Algorithm, DatasetRecipe, Exhausted, Homogeneity, Recipe};
+use crate::recipe::{Algorithm, DatasetRecipe, Exhausted, GenerateInput, GenerateRecipe, Homogeneity, Recipe};
 use std::fmt::Write as _;
 
 /// What a run of this recipe on that many ranks does, in the order in which data flows.
@@ -26,6 +26,11 @@ fn in_words(loader: &Loader) -> String {
     for (i, (dataset, plan)) in recipe.datasets.iter().zip(loader.sources()).enumerate() {
         let _ = writeln!(out, "  {}", source(dataset, plan, dataset.weight / total, recipe, parts.sources[i].paths.len()));
     }
+    for (step, weights) in &recipe.mixture.schedule {
+        let total: f64 = weights.iter().sum();
+        let shares: Vec<String> = recipe.datasets.iter().zip(weights).map(|(d, w)| format!("{} {:.4}", d.spec.name, w / total)).collect();
+        let _ = writeln!(out, "  from step {step}: {}", shares.join(", "));
+    }
     let _ = writeln!(out, "\nOrder\n  {}", order(recipe));
     let _ = writeln!(
         out,
@@ -34,8 +39,13 @@ fn in_words(loader: &Loader) -> String {
         recipe.tokenizer.special_tokens.name(),
         parts.tokenizer_engine
     );
-    if !recipe.functions.is_empty() {
-        let _ = writeln!(out, "  before that, user functions run: {}", recipe.functions.join(", "));
+    let (operators, functions): (Vec<&String>, Vec<&String>) = recipe.functions.iter().partition(|f| parts.operators.iter().any(|o| o.name == **f));
+    let list = |names: &[&String]| names.iter().map(|n| n.as_str()).collect::<Vec<_>>().join(", ");
+    if !functions.is_empty() {
+        let _ = writeln!(out, "  before that, user functions run: {}", list(&functions));
+    }
+    if !operators.is_empty() {
+        let _ = writeln!(out, "  after that, in the order of each lane, user operators run: {}", list(&operators));
     }
     let _ = writeln!(out, "\nRows\n  {}", rows(recipe, parts.pad_token_id));
     let lanes = schedule.lanes();
@@ -66,15 +76,19 @@ fn in_words(loader: &Loader) -> String {
         false => "it does not end".into(),
     };
     let _ = writeln!(out, "  {end}");
+    if let Some(generate) = &recipe.generate {
+        let _ = writeln!(out, "\nTeachers\n  {}", teachers(generate));
+    }
     let _ = writeln!(out, "\nFingerprint {:016x}", recipe.fingerprint());
     out
 }
 
 fn source(dataset: &DatasetRecipe, plan: &SourcePlan, share: f64, recipe: &Recipe, files: usize) -> String {
+    let epochs = if dataset.epochs == 1 { "1 epoch".to_string() } else { format!("{} epochs", dataset.epochs) };
     let end = match dataset.exhausted {
         Exhausted::Repeat => "starts again at its end".to_string(),
-        Exhausted::Stop => format!("ends the stream after {} epochs", dataset.epochs),
-        Exhausted::Redistribute => format!("leaves its share to the others after {} epochs", dataset.epochs),
+        Exhausted::Stop => format!("ends the stream after {epochs}"),
+        Exhausted::Redistribute => format!("leaves its share to the others after {epochs}"),
     };
     format!(
         "{}: {} documents of {} bytes on average in {files} files, dealt in {} blocks; {:.4} of the {}; {end}",
@@ -98,6 +112,16 @@ fn order(recipe: &Recipe) -> String {
         n => format!("rows shuffled among {n} over all lanes"),
     };
     format!("{documents}; {rows}")
+}
+
+fn teachers(generate: &GenerateRecipe) -> String {
+    let tensors: Vec<String> = generate.layout.specs().iter().map(|s| format!("{} {:?} {}", s.name, s.shape, s.dtype.name())).collect();
+    let given = match generate.input {
+        GenerateInput::Ticket => "its ticket, and makes the row from the recipe",
+        GenerateInput::Tokens => "its tokens, positions and segments",
+    };
+    let bytes = generate.layout.nbytes();
+    format!("of each row, workers make {} ({bytes} bytes) with model '{}'; a worker is given {given}", tensors.join(", "), generate.model_id)
 }
 
 fn rows(recipe: &Recipe, pad: u32) -> String {

@@ -37,7 +37,8 @@ pub struct InspectedRow {
     pub padding: u64,
 }
 
-/// Row `row` of the global batch of `step`. A checkpoint of that lane from before spares making what lies before it.
+/// Row `row` of the global batch of `step`. A checkpoint of that lane from before spares making what lies before it;
+/// any checkpoint of the run tells of weights that were set during it.
 pub fn inspect(parts: &Parts, options: &Options, step: u64, row: u64, near: Option<&Checkpoint>) -> Result<InspectedRow> {
     let schedule = parts.recipe.schedule()?;
     let (each, rows) = (schedule.rows_at(step), schedule.global_batch(step));
@@ -45,10 +46,16 @@ pub fn inspect(parts: &Parts, options: &Options, step: u64, row: u64, near: Opti
         return Err(Error::invalid(format!("row {row} of step {step} does not exist: its global batch has rows 0 to {}", rows - 1)));
     }
     let lane = (row / each) as u32;
-    let alone = Options { rank: lane, ranks: schedule.lanes(), microbatch_size: None, uneven: false, prefetch: 0, ..options.clone() };
+    let alone = Options { rank: lane, ranks: schedule.lanes(), microbatch_size: None, uneven: false, prefetch: 0, generate: None, ..options.clone() };
     let mut loader = Loader::assemble(parts.clone(), alone)?;
-    if let Some(near) = near.filter(|c| c.meta.step <= step && c.meta.within.is_none()) {
-        loader.load(near)?;
+    match near {
+        Some(near) if near.meta.step <= step && near.meta.within.is_none() => loader.load(near)?,
+        // From a later moment, or from within a step, but of the same run: its weights are.
+        Some(near) => {
+            loader.begin_as(near)?;
+            tracing::info!("the checkpoint is of step {} and no start for step {step}; the lane is run from step 0", near.meta.step);
+        }
+        None => {}
     }
     loader.seek(step)?;
     let Some(batch) = loader.next(None)? else {

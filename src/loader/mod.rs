@@ -21,8 +21,11 @@
 //! | `options` | rank and tuning |
 //! | `moves` | saving, loading, seeking |
 //! | `lengths` | tokens of every document, counted once |
+//! | `meter` | its numbers, for metrics and `laneway top` |
 //! | `finite`, `deal` | streams that end: counted, and dealt into equal steps |
 //! | `guest` | rows of another rank's lane, where one ran dry |
+//! | `rows` | any row by its ticket, for workers that make their own inputs |
+//! | `teach` | samples that teachers make of rows, and when which model makes them |
 //! | `node` | the pipelines of a node's ranks in one process, their batches read where they lie |
 //! | `any` | either kind of loader, as one |
 //! | `about` | what a loader is, as JSON |
@@ -36,30 +39,40 @@ mod finite;
 mod guest;
 mod inspect;
 mod lengths;
+mod meter;
 mod moves;
 pub mod node;
 mod options;
 mod parts;
+mod rows;
+mod teach;
 mod verify;
 
+use crate::base::metrics::{self, Noun};
 use crate::base::{Error, Result, Status};
-use crate::pipeline::{Batch, BatchRow, BatchShape, Buffers, Engine, Function, LaneCounts, LaneStart, OperatorMaker, RunPlan, Tuning, Windows};
+use crate::pipeline::{
+    Batch, BatchRow, BatchShape, Buffers, Engine, Function, LaneCounts, LaneStart, ModelChange, OperatorMaker, RunPlan, Tuning, Windows,
+};
 use crate::plan::{BatchSchedule, RankLanes, SourcePlan, Span};
 use crate::recipe::{Exhausted, Recipe};
 use deal::Place;
 use finite::Finite;
 use guest::Guests;
+use meter::Meter;
 use moves::run_plan;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
+use teach::Teaching;
 
 pub use any::AnyLoader;
 pub use explain::explain;
 pub use inspect::{InspectedPiece, InspectedRow, inspect};
 pub use lengths::{Lengths, LengthsWork};
+pub use meter::{FOLDER, published, publisher};
 pub use options::{Options, Progress, ProgressFn};
 pub use parts::{Parts, Source};
+pub use rows::Rows;
 pub use verify::{Verified, VerifyOptions, VerifyRun, verify};
 
 /// What a loader has done since it was opened or restored.
@@ -71,6 +84,14 @@ pub struct Stats {
     pub bytes_read: u64,
     /// Which engine tokenizes, and why not the fast one if so.
     pub tokenizer: String,
+    /// What the exchange with teachers has done, once there is a connection.
+    pub generate: Option<crate::pipeline::GenerateStats>,
+}
+
+/// A row, and where its lane is after it, if it is one of the rank's.
+struct MadeRow {
+    row: BatchRow,
+    mark: Option<(usize, (Arc<[u8]>, u64))>,
 }
 
 /// A rank's iterator over batches. One thread at a time may use it.
@@ -93,11 +114,18 @@ pub struct Loader {
     marks: Vec<(Arc<[u8]>, u64)>,
     step: u64,
     microbatch: u64,
+    /// Rows behind those of `partial` that were made because their teachers are given them.
+    ahead: VecDeque<MadeRow>,
     /// Rows of the next batch that were made before a deadline passed.
     partial: Vec<BatchRow>,
     /// Where the lanes are after them.
     partial_marks: BTreeMap<usize, (Arc<[u8]>, u64)>,
     buffers: Arc<Buffers>,
+    /// Models for teachers set during the run, in the order of their steps.
+    models: Vec<ModelChange>,
+    /// Where the recipe has teachers, and they are asked.
+    teaching: Option<Teaching>,
+    meter: Arc<Meter>,
 }
 
 impl Loader {
@@ -130,6 +158,10 @@ impl Loader {
         let sources = Arc::new(sources);
         let plan = Arc::new(run_plan(&parts, &sources, &windows, &schedule, &[])?);
         let marks = rank.lanes.clone().map(|lane| Ok((plan.first_anchor(lane)?, 0))).collect::<Result<_>>()?;
+        let teaching = Teaching::new(&parts.recipe, &options, &schedule, &rank)?;
+        let names = recipe.datasets.iter().map(|dataset| dataset.spec.name.clone());
+        let meter = Arc::new(Meter::new(options.rank, options.ranks, names));
+        metrics::register(Noun::Loader, &meter);
         Ok(Loader {
             parts,
             options,
@@ -145,9 +177,13 @@ impl Loader {
             marks,
             step: 0,
             microbatch: 0,
+            ahead: VecDeque::new(),
             partial: Vec::new(),
             partial_marks: BTreeMap::new(),
             buffers: Arc::default(),
+            models: Vec::new(),
+            teaching,
+            meter,
         })
     }
 
@@ -189,11 +225,20 @@ impl Loader {
     /// The next batch; `None` after the last. If `deadline` passes first that is an error of [`Status::Timeout`], nothing is
     /// lost, and the next call goes on.
     pub fn next(&mut self, deadline: Option<Instant>) -> Result<Option<Batch>> {
+        let _span = tracing::debug_span!("laneway.loader.next", step = self.step).entered();
+        let began = Instant::now();
+        let batch = self.make(deadline);
+        self.meter.called(began, self.step, || self.stats());
+        batch
+    }
+
+    fn make(&mut self, deadline: Option<Instant>) -> Result<Option<Batch>> {
         let finite = self.finite()?;
         if finite.as_ref().is_some_and(|f| self.step >= f.deal.steps()) {
             return Ok(None);
         }
         self.start()?;
+        self.ask_ahead(finite.as_ref(), deadline)?;
         let each = self.schedule.rows_at(self.step);
         let (size, count) = (self.rank.microbatch_rows(each), self.rank.microbatches(each));
         let first = self.microbatch * size;
@@ -201,42 +246,52 @@ impl Loader {
             let i = first + self.partial.len() as u64;
             let row = if i < self.rank.rows(each) {
                 let row = self.schedule.rows_before(self.step) + i % each;
-                self.row((i / each) as usize, row, finite.as_ref(), deadline)?
+                let made = match self.ahead.pop_front() {
+                    Some(made) => made,
+                    None => self.row((i / each) as usize, row, finite.as_ref(), deadline)?,
+                };
+                self.partial_marks.extend(made.mark);
+                made.row
             } else {
                 BatchRow { of: None, pieces: Vec::new() }
             };
             self.partial.push(row);
         }
+        let taught = self.samples(deadline)?;
         let rows = std::mem::take(&mut self.partial);
         for (slot, mark) in std::mem::take(&mut self.partial_marks) {
             self.marks[slot] = mark;
         }
-        let batch = Batch::new(self.step, (self.microbatch, count), rows, self.shape(), self.buffers.clone());
+        self.meter.deliver(&rows, self.shape().length);
+        let batch = Batch::new(self.step, (self.microbatch, count), rows, self.shape(), self.buffers.clone()).with_taught(taught);
         self.microbatch += 1;
         if self.microbatch == count {
             (self.step, self.microbatch) = (self.step + 1, 0);
+        }
+        if let Err(e) = self.ask_ahead(finite.as_ref(), Some(Instant::now())) {
+            tracing::debug!("asked again by the next call: {e}");
         }
         Ok(Some(batch))
     }
 
     /// The row of that number of one of the rank's lanes.
-    fn row(&mut self, slot: usize, row: u64, finite: Option<&Finite>, deadline: Option<Instant>) -> Result<BatchRow> {
+    fn row(&mut self, slot: usize, row: u64, finite: Option<&Finite>, deadline: Option<Instant>) -> Result<MadeRow> {
         let lane = self.rank.lanes.start + slot as u32;
         match finite.map_or(Place::Own, |f| f.deal.place(lane, row)) {
             Place::Own => {}
-            Place::Padding => return Ok(BatchRow { of: Some((lane, row)), pieces: Vec::new() }),
+            Place::Padding => return Ok(MadeRow { row: BatchRow { of: Some((lane, row)), pieces: Vec::new() }, mark: None }),
             Place::Dealt { lane: from, row: of } => {
                 let finite = finite.expect("only finite streams are dealt");
                 let start = LaneStart { lane: from, anchor: None, rows: Some(finite.deal.rows(from)) };
                 let pieces = self.guests.row(&self.plan, &self.parts.work, finite.outline.clone(), start, of, deadline)?;
-                return Ok(BatchRow { of: Some((lane, row)), pieces });
+                return Ok(MadeRow { row: BatchRow { of: Some((lane, row)), pieces }, mark: None });
             }
         }
         let engine = self.engine.as_ref().expect("started by next");
         match engine.next(slot, deadline)? {
             Some(made) if made.number == row => {
-                self.partial_marks.insert(slot, (made.anchor, made.taken));
-                Ok(BatchRow { of: Some((lane, row)), pieces: made.pieces })
+                let row = BatchRow { of: Some((lane, row)), pieces: made.pieces };
+                Ok(MadeRow { row, mark: Some((slot, (made.anchor, made.taken))) })
             }
             Some(made) => Err(Error::new(Status::Corrupt, format!("lane {lane} gave row {} where {row} was expected", made.number))),
             None => Err(Error::new(
@@ -274,16 +329,19 @@ impl Loader {
     /// Stops the engine; rows made ahead are made again if they are wanted again.
     fn stop(&mut self) {
         self.engine = None;
+        self.meter.restart();
         self.guests = Guests::default();
+        self.ahead.clear();
         self.partial.clear();
         self.partial_marks.clear();
+        self.forget_samples();
     }
 
     /// Sets the weights of the mixture, in the datasets' order, from a step on. The change holds for turns taken after the
     /// first row of the first row window at or after that step; what was made ahead of it is made again. Every rank must set
     /// the same before it delivers that step, and a checkpoint keeps it.
     pub fn set_mixture(&mut self, weights: Vec<f64>, from_step: u64) -> Result<()> {
-        let first = self.step + u64::from(self.microbatch > 0);
+        let first = self.first_open_step();
         if from_step < first {
             return Err(Error::invalid(format!("from_step {from_step} has begun; the first step whose weights can still be set is {first}")));
         }
@@ -304,6 +362,7 @@ impl Loader {
     /// What has been done since the loader was opened, restored or moved.
     pub fn stats(&self) -> Result<Stats> {
         let mut stats = Stats { bytes_read: (self.parts.bytes_read)(), tokenizer: self.parts.tokenizer_engine.clone(), ..Stats::default() };
+        stats.generate = self.teaching.as_ref().and_then(Teaching::stats);
         let Some(engine) = &self.engine else { return Ok(stats) };
         let sum = &mut stats.counts;
         sum.epoch = u64::MAX;
@@ -325,5 +384,7 @@ impl From<crate::data::Group> for Span {
     }
 }
 
+#[cfg(test)]
+mod chains;
 #[cfg(test)]
 mod tests;

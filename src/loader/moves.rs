@@ -33,15 +33,14 @@ impl Loader {
     }
 
     /// Weights set during the run, and the step from which each holds.
-    pub(super) fn mixture(&self) -> &[(u64, Vec<f64>)] {
+    pub fn mixture(&self) -> &[(u64, Vec<f64>)] {
         &self.mixture
     }
 
     /// Where a checkpoint has the rank's lanes, if this loader may go on from it.
     pub(super) fn fits(&self, checkpoint: &Checkpoint) -> Result<Vec<Mark>> {
         let was = &checkpoint.meta;
-        let paths: Vec<Vec<String>> = self.parts.sources.iter().map(|s| s.paths.clone()).collect();
-        was.check(&self.meta(self.step, self.microbatch), &paths)?;
+        was.check(&self.meta(self.step, self.microbatch), &self.paths())?;
         if let Some(within) = was.within {
             let (size, ranks) = (self.rank.microbatch(), self.options.ranks);
             if within.size != size || within.ranks != ranks {
@@ -71,9 +70,23 @@ impl Loader {
             self.finite = None;
         }
         (self.plan, self.mixture, self.marks) = (plan, was.mixture.clone(), marks);
+        self.models = was.models.clone();
         (self.step, self.microbatch) = (was.step, was.within.map_or(0, |w| w.microbatch));
         // Damage is found now, and not at the first row.
         self.start()
+    }
+
+    /// Goes to the beginning of the run that a checkpoint is of: with the weights that were set during it.
+    pub(super) fn begin_as(&mut self, checkpoint: &Checkpoint) -> Result<()> {
+        checkpoint.meta.check(&self.meta(0, 0), &self.paths())?;
+        self.mixture = checkpoint.meta.mixture.clone();
+        self.models = checkpoint.meta.models.clone();
+        self.plan = Arc::new(run_plan(&self.parts, &self.sources, &self.windows, &self.schedule, &self.mixture)?);
+        self.stop();
+        self.finite = None;
+        self.marks = self.rank.lanes.clone().map(|lane| Ok((self.plan.first_anchor(lane)?, 0))).collect::<Result<_>>()?;
+        (self.step, self.microbatch) = (0, 0);
+        Ok(())
     }
 
     /// Goes to the start of a step. With token counts at hand (of finite streams, or kept by `laneway index --tokens`) only
@@ -120,18 +133,33 @@ impl Loader {
         Ok(())
     }
 
-    fn meta(&self, step: u64, microbatch: u64) -> Meta {
+    /// Each dataset's files, for messages.
+    pub(super) fn paths(&self) -> Vec<Vec<String>> {
+        self.parts.sources.iter().map(|s| s.paths.clone()).collect()
+    }
+
+    /// What the state of lanes belongs to, at that step and microbatch.
+    pub(super) fn meta(&self, step: u64, microbatch: u64) -> Meta {
         let within = (microbatch > 0).then_some(WithinStep { microbatch, size: self.rank.microbatch(), ranks: self.options.ranks });
         Meta {
             version: VERSION,
             step,
             within,
             lanes: self.schedule.lanes(),
-            recipe: self.parts.recipe.fields().into_iter().collect(),
+            recipe: self.resolved_fields(),
             data: self.parts.sources.iter().map(|s| s.identity.clone()).collect(),
             tokenizer: format!("{:016x}", self.parts.tokenizer),
             mixture: self.mixture.clone(),
+            models: self.models.clone(),
         }
+    }
+
+    /// The recipe's fields, with what it leaves to files beside the tokenizer's as found there: they may change, and it may not.
+    fn resolved_fields(&self) -> BTreeMap<String, String> {
+        let (parts, mut fields) = (&self.parts, BTreeMap::from_iter(self.parts.recipe.fields()));
+        fields.insert("pack.pad_token_id".into(), parts.pad_token_id.to_string());
+        fields.entry("tokenizer.special_tokens".into()).and_modify(|v| *v = format!("{v} ({})", parts.frame));
+        fields
     }
 }
 

@@ -1,7 +1,7 @@
 //! Which rank a loader is, and what may change its speed.
 
 use crate::base::Stop;
-use crate::pipeline::Tuning;
+use crate::pipeline::{GenerateOptions, Tuning};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -26,6 +26,8 @@ pub struct Options {
     pub memory_budget: u64,
     /// Bytes of text that a thread takes at once.
     pub task_bytes: u64,
+    /// How teachers are reached, where the recipe has a `[generate]`; `None`: nobody is asked, and batches hold rows alone.
+    pub generate: Option<GenerateOptions>,
     /// Told of work that has to be done before the first row.
     pub progress: Option<ProgressFn>,
     /// Ends indexing, counting and seeking, not [`Loader::next`], which has a deadline.
@@ -59,6 +61,7 @@ impl Default for Options {
             cache_dir: None,
             memory_budget: 256 << 20,
             task_bytes: tuning.task_bytes,
+            generate: Some(GenerateOptions::default()),
             progress: None,
             stop: Stop::default(),
         }

@@ -36,6 +36,8 @@ pub struct Parts {
     pub operators: Vec<OperatorMaker>,
     /// The tokenizer's fingerprint.
     pub tokenizer: u64,
+    /// The ids that it puts around each document: they may come from files beside the tokenizer's own.
+    pub frame: String,
     /// Which engine tokenizes, and why.
     pub tokenizer_engine: String,
     /// What rows are filled up with.
@@ -62,7 +64,9 @@ impl Parts {
         let datasets: Vec<Dataset> =
             recipe.datasets.iter().map(|d| Dataset::open(&d.spec, &open_options(&d.spec.name, options))).collect::<Result<_>>()?;
         let tokenizer = load_tokenizer(&recipe, options)?;
-        let base = base_key(&recipe, tokenizer.fingerprint());
+        let (before, after) = tokenizer.frame();
+        let frame = format!("{before:?} … {after:?}");
+        let base = base_key(&recipe, tokenizer.fingerprint(), &frame);
         let source = |dataset: &Dataset| Source {
             spans: dataset.groups().iter().map(|g| Span::from(*g)).collect(),
             identity: identity(dataset),
@@ -77,6 +81,7 @@ impl Parts {
             work: Arc::new(TextWork::new(datasets.clone(), tokenizer.clone(), functions)),
             operators,
             tokenizer: tokenizer.fingerprint(),
+            frame,
             tokenizer_engine: match tokenizer.engine() {
                 tokenize::Engine::Fast { doubtful: 0 } => "fast".into(),
                 tokenize::Engine::Fast { doubtful } => {
@@ -202,15 +207,18 @@ fn identity(dataset: &Dataset) -> DataIdentity {
 }
 
 /// What all token counts depend on beside the documents.
-fn base_key(recipe: &Recipe, tokenizer: u64) -> u64 {
+fn base_key(recipe: &Recipe, tokenizer: u64, frame: &str) -> u64 {
     let fields = recipe.fields();
     let named = fields.iter().filter(|(name, _)| name.starts_with("tokenizer.") || name == "functions");
-    let text: String = named.map(|(name, value)| format!("{name}={value}\n")).collect();
+    let text: String = named.map(|(name, value)| format!("{name}={value}\n")).chain([frame.to_string()]).collect();
     crate::base::mix(tokenizer ^ crate::base::fnv1a(text.as_bytes()))
 }
 
 /// What token counts of one dataset depend on in the recipe.
 fn dataset_key(recipe: &Recipe, name: &str) -> String {
-    let field = |d: &crate::recipe::DatasetRecipe| format!("{} {} {}", d.spec.text_field, d.spec.text_unit.name(), d.spec.on_error.name());
-    recipe.datasets.iter().find(|d| d.spec.name == name).map(field).unwrap_or_default()
+    let start = format!("dataset.{name}.");
+    let read = ["format", "text_field", "text_unit", "on_error"];
+    let fields = recipe.fields();
+    let named = fields.iter().filter(|(field, _)| field.strip_prefix(&start).is_some_and(|f| read.contains(&f)));
+    named.map(|(field, value)| format!("{field}={value}\n")).collect()
 }

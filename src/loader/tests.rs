@@ -6,7 +6,7 @@ use crate::pipeline::{Checkpoint, DataIdentity, Operator, OperatorMaker, Piece, 
 use crate::plan::{Order, Steps, Unit};
 use crate::recipe::{Algorithm, DatasetRecipe, Tail};
 
-fn lens(source: usize, document: u64) -> u32 {
+pub(super) fn lens(source: usize, document: u64) -> u32 {
     match mix(document * 7 + source as u64) % 40 {
         0 => 0,
         1 => u32::MAX,
@@ -16,7 +16,7 @@ fn lens(source: usize, document: u64) -> u32 {
 }
 
 /// Two datasets, of 100 and 25 documents where nothing else is said; rows of 16 tokens, 16 a step.
-fn recipe() -> Recipe {
+pub(super) fn recipe() -> Recipe {
     let mut datasets = vec![DatasetRecipe::new(DatasetSpec::new("a", ["a"])), DatasetRecipe::new(DatasetSpec::new("b", ["b"]))];
     datasets[1].weight = 0.3;
     let mut recipe = Recipe::new(datasets, "t", 16, 16);
@@ -24,7 +24,7 @@ fn recipe() -> Recipe {
     recipe
 }
 
-fn parts(recipe: &Recipe, documents: &[u64], lens: Lens) -> Parts {
+pub(super) fn parts(recipe: &Recipe, documents: &[u64], lens: Lens) -> Parts {
     let work = Synthetic::new(lens);
     let source = |(i, n): (usize, &u64)| Source {
         spans: (0..n.div_ceil(25)).map(|g| Span { first: g * 25, documents: (n - g * 25).min(25) as u32, bytes: 1000 }).collect(),
@@ -38,6 +38,7 @@ fn parts(recipe: &Recipe, documents: &[u64], lens: Lens) -> Parts {
         work: Arc::new(work),
         operators: Vec::new(),
         tokenizer: 1,
+        frame: "[] … []".into(),
         tokenizer_engine: "none".into(),
         pad_token_id: 0,
         bytes_read: Arc::new(|| 0),
@@ -46,7 +47,7 @@ fn parts(recipe: &Recipe, documents: &[u64], lens: Lens) -> Parts {
     }
 }
 
-fn options(rank: u32, ranks: u32) -> Options {
+pub(super) fn options(rank: u32, ranks: u32) -> Options {
     // A cache that cannot be written: lengths of made-up documents must not be kept.
     Options { rank, ranks, threads: 0, prefetch: 0, uneven: true, cache_dir: Some("/dev/null/laneway".into()), ..Options::default() }
 }
@@ -56,7 +57,7 @@ fn open(recipe: &Recipe, options: Options) -> Loader {
 }
 
 /// Hashes of the global batches of some steps, from one loader a rank.
-fn hashes(loaders: &mut [Loader], steps: u64) -> Vec<u64> {
+pub(super) fn hashes(loaders: &mut [Loader], steps: u64) -> Vec<u64> {
     let step = |_| {
         let rows = loaders.iter_mut().flat_map(|loader| {
             let (mut rows, step) = (Vec::new(), loader.step());
@@ -80,7 +81,7 @@ fn world(recipe: &Recipe, ranks: u32, change: impl Fn(&mut Options)) -> Vec<Load
 }
 
 /// The union of the ranks' states, through one of its two forms.
-fn saved(loaders: &[Loader], json: bool) -> Checkpoint {
+pub(super) fn saved(loaders: &[Loader], json: bool) -> Checkpoint {
     let mut all = loaders.iter().map(|l| match json {
         true => Checkpoint::from_json(&l.save().to_json()).unwrap(),
         false => Checkpoint::from_bytes(&l.save().to_bytes()).unwrap(),
@@ -92,7 +93,7 @@ fn saved(loaders: &[Loader], json: bool) -> Checkpoint {
     })
 }
 
-fn recipes() -> Vec<Recipe> {
+pub(super) fn recipes() -> Vec<Recipe> {
     let mut all = Vec::new();
     for algorithm in [Algorithm::Wrap, Algorithm::FirstFit, Algorithm::BestFit, Algorithm::BestFitWrap] {
         for (unit, order, buffer) in [(Unit::Samples, Order::Blocks, 160), (Unit::Tokens, Order::Global, 0), (Unit::Tokens, Order::None, 300)] {
@@ -202,12 +203,16 @@ fn what_would_change_the_data_is_refused_by_name() {
 }
 
 #[test]
-fn a_lane_gives_the_same_rows_alone_as_among_many() {
-    let recipe = recipe();
-    let mut all = open(&recipe, options(0, 1));
-    let mut alone = open(&recipe, options(11, 16));
+fn a_lane_gives_the_same_rows_alone_as_among_256() {
+    let mut recipe = recipe();
+    recipe.batch.global_batch = Steps::constant(256);
+    let mut all = open(&recipe, Options { threads: 2, prefetch: 1, ..options(0, 1) });
+    let mut alone = [0, 77, 255].map(|rank| (rank as usize, open(&recipe, options(rank, 256))));
     for _ in 0..50 {
-        assert_eq!(alone.next(None).unwrap().unwrap().row_hashes(), all.next(None).unwrap().unwrap().row_hashes()[11..12]);
+        let rows = all.next(None).unwrap().unwrap().row_hashes();
+        for (lane, loader) in &mut alone {
+            assert_eq!(loader.next(None).unwrap().unwrap().row_hashes(), rows[*lane..*lane + 1]);
+        }
     }
 }
 
@@ -365,6 +370,15 @@ fn a_row_is_found_again_by_running_its_lane_alone() {
             near = Some(loader.save());
         }
     }
+    let mut loader = Loader::assemble(parts.clone(), options(0, 1)).unwrap();
+    loader.set_mixture(vec![0.0, 1.0], 1).unwrap();
+    let batches: Vec<_> = (0..30).map(|_| loader.next(None).unwrap().unwrap()).collect();
+    for near in [10, 29] {
+        let found = inspect(&parts, &options(0, 1), near, 3, Some(&loader.save())).unwrap();
+        let shown: Vec<_> = found.pieces.iter().map(|p| (p.document, p.start)).collect();
+        let expected: Vec<_> = batches[near as usize].rows()[3].pieces.iter().map(|p| (p.document, p.start)).collect();
+        assert_eq!(shown, expected, "with the weights that the checkpoint tells of, whether or not it lies before");
+    }
     assert!(inspect(&parts, &options(0, 1), 3, 16, None).unwrap_err().message.contains("rows 0 to 15"));
 }
 
@@ -384,9 +398,18 @@ fn verify_proves_the_promise_and_finds_a_difference() {
 
 #[test]
 fn a_plan_is_explained_in_words() {
-    let recipe = recipe();
+    let mut recipe = recipe();
+    recipe.mixture.schedule = vec![(50, vec![1.0, 3.0])];
+    recipe.datasets[1].exhausted = Exhausted::Redistribute;
     let text = explain(&parts(&recipe, &[300, 70], lens), &options(1, 4)).unwrap();
-    for part in ["a: 300 documents", "0.7692 of the documents", "rank 1 of 4 owns lanes 4 to 7", "resumes unchanged on 1, 2, 4, 8, 16 ranks"] {
+    for part in [
+        "a: 300 documents",
+        "0.7692 of the documents",
+        "rank 1 of 4 owns lanes 4 to 7",
+        "from step 50: a 0.2500, b 0.7500",
+        "after 1 epoch\n",
+        "resumes unchanged on 1, 2, 4, 8, 16 ranks",
+    ] {
         assert!(text.contains(part), "'{part}' is missing in:\n{text}");
     }
 }

@@ -102,7 +102,7 @@ struct Ranks {
 impl Ranks {
     fn open(parts: &Parts, options: &Options, ranks: u32) -> Result<Ranks> {
         let threads = options.threads.div_ceil(ranks.max(1) as usize);
-        let of = |rank| Options { rank, ranks, uneven: true, microbatch_size: None, threads, ..options.clone() };
+        let of = |rank| Options { generate: None, rank, ranks, uneven: true, microbatch_size: None, threads, ..options.clone() };
         let loaders = (0..ranks).map(|rank| Loader::assemble(parts.clone(), of(rank))).collect::<Result<_>>()?;
         Ok(Ranks { loaders })
     }

@@ -74,7 +74,16 @@ impl MappedMedium {
             let _ = std::fs::remove_file(path);
             e.within(format!("file medium {}", path.display()))
         })?;
-        Ok(MappedMedium { pins: None, kind: "file", name: path.to_string_lossy().into_owned(), fd, mapping, slots, stride, reserved: AtomicUsize::new(0) })
+        Ok(MappedMedium {
+            pins: None,
+            kind: "file",
+            name: path.to_string_lossy().into_owned(),
+            fd,
+            mapping,
+            slots,
+            stride,
+            reserved: AtomicUsize::new(0),
+        })
     }
 
     /// A worker's view of a student's medium. A forked child will not have it.
@@ -138,6 +147,12 @@ impl Medium for MappedMedium {
     fn read(&self, slot: u32, out: &mut [u8]) -> Result<()> {
         self.check(slot, out.len())?;
         self.mapping.copy_out(slot as usize * self.stride, out);
+        Ok(())
+    }
+
+    fn read_at(&self, slot: u32, offset: usize, out: &mut [u8]) -> Result<()> {
+        self.check(slot, offset.saturating_add(out.len()))?;
+        self.mapping.copy_out(slot as usize * self.stride + offset, out);
         Ok(())
     }
 

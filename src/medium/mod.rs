@@ -25,15 +25,28 @@ pub enum Place {
     Cuda(i32),
 }
 
-/// A stream of a device (`CUstream`, or 1 and 2 for the two default ones, as CUDA and DLPack number them), on which work of the caller's is queued. 0: none is.
+/// Where a worker makes samples for students on a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MakeOn {
+    /// In host memory, from where the library copies them to the device: for generators that know nothing of devices.
+    #[default]
+    Host,
+    /// On the student's device, in its memory.
+    StudentsDevice,
+    /// On the CUDA device of that number in the worker's process, from where they are copied if it is not the student's.
+    Device(i32),
+}
+
+/// A stream of a device (`CUstream`, or 1 and 2 for the two default ones, as CUDA and DLPack number them), on which work of the caller's is queued.
+/// 0: none is named, which means everything that this process has queued on the device so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stream(pub usize);
 
 impl Stream {
-    /// Nothing is queued: the bytes are there, the reading is done.
+    /// None is named.
     pub const NONE: Stream = Stream(0);
 
-    /// Whether nothing is queued.
+    /// Whether none is named.
     pub fn is_none(self) -> bool {
         self.0 == 0
     }
@@ -60,7 +73,7 @@ impl Buffer {
     pub fn len(&self) -> usize {
         match self {
             Buffer::Host(bytes) => bytes.len(),
-            Buffer::Cuda(block) => block.len(),
+            Buffer::Cuda(block) => block.size(),
         }
     }
 
@@ -118,6 +131,14 @@ pub trait Medium: Send + Sync {
 
     /// Copies the first bytes of a slot out.
     fn read(&self, slot: u32, out: &mut [u8]) -> Result<()>;
+
+    /// Copies bytes of a slot from `offset` on out.
+    fn read_at(&self, slot: u32, offset: usize, out: &mut [u8]) -> Result<()> {
+        let mut whole = vec![0; offset + out.len()];
+        self.read(slot, &mut whole)?;
+        out.copy_from_slice(&whole[offset..]);
+        Ok(())
+    }
 
     /// Copies `data` to the slot's start.
     fn write(&self, slot: u32, data: &[u8]) -> Result<()>;
@@ -180,11 +201,6 @@ pub trait Medium: Send + Sync {
         self.check_stream(stream).map(|()| None)
     }
 
-    /// Student: what is queued anywhere now, for a reader that does not say where.
-    fn mark_everything(&self) -> Option<Box<dyn Mark>> {
-        None
-    }
-
     /// Owner: leaves the memory to the process's end, because another process has not let go of it.
     fn keep(&mut self) {}
 
@@ -193,7 +209,8 @@ pub trait Medium: Send + Sync {
         if stream.is_none() {
             return Ok(());
         }
-        let message = format!("a stream was given, but samples of medium '{}' lie in host memory: synchronize the stream and pass none (NULL)", self.kind());
+        let message =
+            format!("a stream was given, but samples of medium '{}' lie in host memory: synchronize the stream and pass none (NULL)", self.kind());
         Err(Error::new(Status::Unsupported, message))
     }
 }
@@ -319,7 +336,17 @@ impl Drop for Owned {
     }
 }
 
-/// Attaches a worker to the medium that a student described. `device` is the CUDA device on which its samples are made; `None`: the student's.
+/// Refuses what no medium on a device can do: there a sample's lengths, which lie in its bytes, are nothing that this process could read.
+pub fn check_ragged(medium: &dyn Medium, ragged: bool) -> Result<()> {
+    if !ragged || medium.place() == Place::Host {
+        return Ok(());
+    }
+    let message =
+        format!("ragged dimensions need samples in host memory, and medium '{}' gives them on a device: use shm or file there", medium.kind());
+    Err(Error::new(Status::Unsupported, message))
+}
+
+/// Attaches a worker to the medium that a student described. `make_on` matters where the student is on a device.
 pub fn attach(
     custom: &[Box<dyn Attach>],
     kind: &str,
@@ -327,13 +354,13 @@ pub fn attach(
     fd: Option<OwnedFd>,
     slot_count: u32,
     stride: usize,
-    device: Option<i32>,
+    make_on: MakeOn,
 ) -> Result<Box<dyn Medium>> {
     if let Some(a) = custom.iter().find(|a| a.kind() == kind) {
         return a.attach(buf_name, fd, slot_count, stride);
     }
     match (kind, fd) {
-        (cuda::KIND, fd) => cuda::attach(buf_name, fd, slot_count, stride, device),
+        (cuda::KIND, fd) => cuda::attach(buf_name, fd, slot_count, stride, make_on),
         ("shm" | "file", Some(fd)) => Ok(Box::new(MappedMedium::attach(kind, buf_name, fd, slot_count, stride)?)),
         ("shm" | "file", None) => Err(Error::new(Status::Corrupt, format!("the student described a {kind} medium but sent no descriptor for it"))),
         _ => Err(Error::new(Status::Unsupported, format!("this worker cannot write to a medium of kind '{kind}': give it one (medium=...)"))),

@@ -4,6 +4,7 @@
 
 use super::pack::Row;
 use super::slot::SlotView;
+use super::taught::Taught;
 use super::tensors;
 use std::sync::{Arc, Mutex, OnceLock};
 use twox_hash::XxHash3_64;
@@ -44,6 +45,7 @@ pub struct Batch {
     counts: Counts,
     rows: OnceLock<Vec<BatchRow>>,
     memory: Memory,
+    taught: Option<Taught>,
 }
 
 /// Which part of which step a batch is.
@@ -120,12 +122,12 @@ impl Batch {
     pub fn new(step: u64, (microbatch, microbatches): (u64, u64), rows: Vec<BatchRow>, shape: BatchShape, buffers: Arc<Buffers>) -> Batch {
         let place = Place { step, microbatch, microbatches };
         let memory = Memory::Own(Own::new(buffers));
-        Batch { place, shape, counts: Counts::of(&rows, shape), rows: OnceLock::from(rows), memory }
+        Batch { place, shape, counts: Counts::of(&rows, shape), rows: OnceLock::from(rows), memory, taught: None }
     }
 
     /// A batch that lies in a slot.
     pub(super) fn in_slot(place: Place, shape: BatchShape, counts: Counts, view: SlotView) -> Batch {
-        Batch { place, shape, counts, rows: OnceLock::new(), memory: Memory::Slot(view) }
+        Batch { place, shape, counts, rows: OnceLock::new(), memory: Memory::Slot(view), taught: None }
     }
 
     /// The same batch in memory of this process, so that its slot is free again.
@@ -143,7 +145,7 @@ impl Batch {
             loss_mask: OnceLock::from(view.loss_mask().to_vec()),
         };
         self.rows();
-        Batch { place: self.place, shape: self.shape, counts: self.counts, rows: self.rows, memory: Memory::Own(own) }
+        Batch { place: self.place, shape: self.shape, counts: self.counts, rows: self.rows, memory: Memory::Own(own), taught: self.taught }
     }
 
     pub(super) fn place(&self) -> Place {
@@ -156,6 +158,18 @@ impl Batch {
 
     pub(super) fn counts(&self) -> Counts {
         self.counts
+    }
+
+    /// The same with what teachers made of its rows.
+    pub fn with_taught(self, taught: Option<Taught>) -> Batch {
+        let mut batch = self;
+        batch.taught = taught;
+        batch
+    }
+
+    /// What teachers made of its rows, if they did.
+    pub fn taught(&self) -> Option<&Taught> {
+        self.taught.as_ref()
     }
 
     /// The step that it belongs to, from 0.
@@ -274,7 +288,8 @@ impl Batch {
         self.counts.tokens
     }
 
-    /// A hash of ids, labels, positions and segment ids of each row that is part of the global batch, in order.
+    /// A hash of ids, labels, positions and segment ids, and of what teachers made, of each row that is part of the global
+    /// batch, in order.
     pub fn row_hashes(&self) -> Vec<u64> {
         let length = self.shape.length;
         let mut bytes = Vec::with_capacity(length * 28);
@@ -284,6 +299,7 @@ impl Batch {
                 wide[i * length..][..length].iter().for_each(|v| bytes.extend_from_slice(&v.to_le_bytes()));
             }
             self.segment_ids()[i * length..][..length].iter().for_each(|v| bytes.extend_from_slice(&v.to_le_bytes()));
+            self.taught.iter().for_each(|t| t.append_row(i, &mut bytes));
             XxHash3_64::oneshot(&bytes)
         };
         let rows = self.rows();
@@ -346,7 +362,7 @@ mod tests {
     use super::*;
 
     fn piece(start: u32, ids: &[u32]) -> Piece {
-        Piece { source: 0, document: 0, start, len: ids.len() as u32, tokens: Tokens::new(Arc::new(ids.to_vec()), 0) }
+        Piece { source: 0, document: 0, start, len: ids.len() as u32, tokens: Tokens::new(Arc::new(ids.to_vec().into()), 0) }
     }
 
     fn batch(rows: Vec<Row>, length: usize, labels_across_documents: bool) -> Batch {

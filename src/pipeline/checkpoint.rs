@@ -47,10 +47,10 @@ impl DataIdentity {
         (part * count / parts) as usize..((part + 1) * count / parts) as usize
     }
 
-    /// An error that says where the data now differs from what it was; `paths` are those of now.
-    pub fn check(&self, now: &DataIdentity, paths: &[String]) -> Result<()> {
+    /// Where the data now differs from what it was; `paths` are those of now.
+    fn difference(&self, now: &DataIdentity, paths: &[String]) -> Option<String> {
         if self.fingerprint == now.fingerprint {
-            return Ok(());
+            return None;
         }
         let what = if self.shards != now.shards {
             format!("it had {} files and now has {}", self.shards, now.shards)
@@ -65,7 +65,7 @@ impl DataIdentity {
                 None => "its files differ".into(),
             }
         };
-        Err(refused(format!("dataset '{}' is not what it was: {what}", self.name)))
+        Some(format!("dataset '{}' is not what it was: {what}", self.name))
     }
 }
 
@@ -79,6 +79,18 @@ pub struct WithinStep {
     pub size: Option<u64>,
     /// The number of ranks.
     pub ranks: u32,
+}
+
+/// Another model for teachers, set during the run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelChange {
+    /// The step from which it holds.
+    pub from_step: u64,
+    /// Its name.
+    pub model_id: String,
+    /// Its configuration, a JSON object, if it has one.
+    pub model_cfg: Option<serde_json::Value>,
 }
 
 /// What the lanes' states belong to. The same on every rank.
@@ -101,24 +113,33 @@ pub struct Meta {
     pub tokenizer: String,
     /// Weights set during the run, and the step from which each holds.
     pub mixture: Vec<(u64, Vec<f64>)>,
+    /// Models set during the run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub models: Vec<ModelChange>,
 }
 
 impl Meta {
     /// An error, naming the first thing that differs, unless a run described by `now` may go on from `self`.
     pub fn check(&self, now: &Meta, paths: &[Vec<String>]) -> Result<()> {
+        match self.difference(now, paths) {
+            Some(what) => Err(refused(what)),
+            None if self.data.len() != now.data.len() => {
+                Err(corrupt(format!("it tells of {} datasets and its recipe names {}", self.data.len(), now.data.len())))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The first thing by which rows of `now` would not be rows of `self`; `paths` are the files of now.
+    pub fn difference(&self, now: &Meta, paths: &[Vec<String>]) -> Option<String> {
         let fields = |map: &BTreeMap<String, String>| map.iter().map(|(k, v)| (k.clone(), v.clone())).collect::<Vec<Field>>();
         let (ours, theirs) = (fields(&now.recipe), fields(&self.recipe));
         if let Some((name, ours, theirs)) = difference(&ours, &theirs) {
             let shown = |v: Option<&str>| v.unwrap_or("not there").to_string();
-            return Err(refused(format!("{name} is {} now and was {} when it was saved", shown(ours), shown(theirs))));
+            return Some(format!("{name} is {} now and was {} when it was saved", shown(ours), shown(theirs)));
         }
-        for ((was, now), paths) in self.data.iter().zip(&now.data).zip(paths) {
-            was.check(now, paths)?;
-        }
-        if self.tokenizer != now.tokenizer {
-            return Err(refused("the tokenizer's file is not what it was (tokenizer.path)".into()));
-        }
-        Ok(())
+        let changed = self.data.iter().zip(&now.data).zip(paths).find_map(|((was, now), paths)| was.difference(now, paths));
+        changed.or_else(|| (self.tokenizer != now.tokenizer).then(|| "the tokenizer's file is not what it was (tokenizer.path)".into()))
     }
 }
 
@@ -297,6 +318,7 @@ mod tests {
             data: vec![DataIdentity::new("wiki", 99, &[1, 2, 3])],
             tokenizer: "00ff".into(),
             mixture: vec![(3, vec![0.25, 0.75])],
+            models: vec![ModelChange { from_step: 4, model_id: "b".into(), model_cfg: Some(serde_json::json!({ "layer": 2 })) }],
         };
         let mut checkpoint = Checkpoint { meta, lanes: BTreeMap::new() };
         (0..20).for_each(|lane| checkpoint.put_lane(lane, &vec![lane as u8 * 13; lane as usize], u64::from(lane) * 100));

@@ -4,7 +4,8 @@
 //! made the rows that are wanted or has to wait for a task. Whoever finishes a task that a lane waits for runs the lane.
 //! Locks are taken in one order only, a lane's before the queue's or a task's, so they cannot wait for each other.
 
-use super::lane::{Lane, LaneCounts, LaneRow, Progress};
+use super::buffer::TokenPool;
+use super::lane::{Lane, LaneCounts, LaneRow, Progress, Seen};
 use super::run::{Ahead, LaneStart, RunPlan};
 use super::work::{Made, Request, Task, Work, Worker};
 use crate::base::{Error, Result, Status};
@@ -44,6 +45,7 @@ struct Shared {
     plan: Arc<RunPlan>,
     work: Arc<dyn Work>,
     lanes: Vec<Cell>,
+    tokens: Arc<TokenPool>,
     queue: Mutex<Queue>,
     filled: Condvar,
     stop: AtomicBool,
@@ -55,6 +57,8 @@ struct Shared {
 struct Queue {
     lanes: VecDeque<usize>,
     tasks: VecDeque<Arc<Task>>,
+    /// Threads of the pool that wait for a job. To notify nobody would still be a system call.
+    sleeping: usize,
     /// Workers of the callers' threads, when there is no pool.
     workers: Vec<Box<dyn Worker>>,
 }
@@ -70,6 +74,8 @@ struct Runner {
     state: Running,
     wanted: u64,
     error: Option<Error>,
+    /// Callers that wait for a row.
+    waiting: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -102,12 +108,13 @@ impl Engine {
         let task_bytes = tuning.task_bytes.max(1);
         let all = task_bytes * 4 * tuning.threads.max(1) as u64;
         let ahead = Ahead { task_bytes, lane_bytes: (all / starts.len().max(1) as u64).max(task_bytes) };
+        let seen: Arc<[Seen]> = plan.sources.iter().map(|_| Seen::default()).collect();
         let mut queue = Queue::default();
         let mut lanes = Vec::with_capacity(starts.len());
         for (slot, start) in starts.iter().enumerate() {
-            let lane = Lane::new(slot, plan.clone(), ahead, start)?;
+            let lane = Lane::new(slot, plan.clone(), ahead, seen.clone(), start)?;
             queue.tasks.extend(lane.first_tasks());
-            lanes.push(Cell { lane: Mutex::new(Runner { lane, state: Running::Idle, wanted: 0, error: None }), ready: Condvar::new() });
+            lanes.push(Cell { lane: Mutex::new(Runner { lane, state: Running::Idle, wanted: 0, error: None, waiting: 0 }), ready: Condvar::new() });
         }
         // Made here, so that a file that cannot be opened is this call's error and not that of some row.
         let workers: Vec<Box<dyn Worker>> = (0..tuning.threads.max(1)).map(|_| work.worker()).collect::<Result<_>>()?;
@@ -115,6 +122,7 @@ impl Engine {
             plan,
             work,
             lanes,
+            tokens: Arc::default(),
             queue: Mutex::new(queue),
             filled: Condvar::new(),
             stop: AtomicBool::new(false),
@@ -173,7 +181,9 @@ impl Engine {
                 runner = lock(&cell.lane);
             } else {
                 let slice = deadline.map_or(SLICE, |d| SLICE.min(d - now));
+                runner.waiting += 1;
                 runner = cell.ready.wait_timeout(runner, slice).unwrap_or_else(|e| e.into_inner()).0;
+                runner.waiting -= 1;
             }
         }
     }
@@ -245,8 +255,9 @@ impl Shared {
         runner.wanted = runner.wanted.max(self.plan.windows.rows_for(position));
         if runner.state == Running::Idle && runner.lane.made() < runner.wanted {
             runner.state = Running::Queued;
-            lock(&self.queue).lanes.push_back(slot);
-            self.filled.notify_one();
+            let mut queue = lock(&self.queue);
+            queue.lanes.push_back(slot);
+            self.wake(queue, 1);
         }
     }
 
@@ -260,7 +271,20 @@ impl Shared {
             if let Some(job) = queue.pop() {
                 return Some(job);
             }
+            queue.sleeping += 1;
             queue = self.filled.wait_timeout(queue, SLICE).unwrap_or_else(|e| e.into_inner()).0;
+            queue.sleeping -= 1;
+        }
+    }
+
+    /// Wakes as many sleeping threads as there are new jobs.
+    fn wake(&self, queue: MutexGuard<'_, Queue>, jobs: usize) {
+        let sleeping = queue.sleeping;
+        drop(queue);
+        match jobs.min(sleeping) {
+            0 => {}
+            1 => self.filled.notify_one(),
+            _ => self.filled.notify_all(),
         }
     }
 
@@ -284,7 +308,7 @@ impl Shared {
         match job {
             Job::Lane(slot) => self.advance(slot, &mut lock(&self.lanes[slot].lane)),
             Job::Task(task) => {
-                let result = make(&task, worker);
+                let result = make(&task, worker, &self.tokens);
                 if task.finish(result) {
                     self.advance(task.slot, &mut lock(&self.lanes[task.slot].lane));
                 }
@@ -310,11 +334,14 @@ impl Shared {
             }
         };
         if !tasks.is_empty() {
-            let many = tasks.len() > 1;
-            lock(&self.queue).tasks.extend(tasks);
-            if many { self.filled.notify_all() } else { self.filled.notify_one() }
+            let (mut queue, jobs) = (lock(&self.queue), tasks.len());
+            queue.tasks.extend(tasks);
+            self.wake(queue, jobs);
         }
-        self.lanes[slot].ready.notify_all();
+        // Whoever waits is woken for the next row, not for every step towards it.
+        if runner.waiting > 0 && (runner.state != Running::Waiting || runner.lane.has_next()) {
+            self.lanes[slot].ready.notify_all();
+        }
     }
 }
 
@@ -326,10 +353,10 @@ impl Queue {
 }
 
 /// Does a task's work. A panic (of a user's function, say) becomes an error.
-fn make(task: &Task, worker: &mut dyn Worker) -> Result<Made> {
+fn make(task: &Task, worker: &mut dyn Worker, pool: &Arc<TokenPool>) -> Result<Made> {
     let request = Request { source: task.source, documents: &task.documents, window: task.window.as_deref() };
     let work = AssertUnwindSafe(|| {
-        let mut made = Made::default();
+        let mut made = Made::from_pool(pool, task.documents.len());
         worker.make(&request, &mut made)?;
         match made.len() == task.documents.len() {
             true => Ok(made),
@@ -347,3 +374,7 @@ fn caught(panic: Box<dyn std::any::Any + Send>) -> Error {
 #[cfg(test)]
 #[path = "engine_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "shares_tests.rs"]
+mod shares;

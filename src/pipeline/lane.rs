@@ -14,6 +14,7 @@ use crate::recipe::{Exhausted, LongDocuments};
 use anchor::Fetch;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// How a lane's work has ended for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,11 +72,22 @@ pub struct LaneCounts {
     pub epoch: u64,
 }
 
+/// What the lanes of one engine have met of a source, together.
+#[derive(Default)]
+pub(super) struct Seen {
+    /// One of its documents was kept.
+    kept: AtomicBool,
+    /// So many were left out.
+    passed: AtomicU64,
+}
+
 pub(super) struct Lane {
     pub lane: u32,
     slot: usize,
     plan: Arc<RunPlan>,
     ahead: Ahead,
+    /// Of each source.
+    seen: Arc<[Seen]>,
     mixer: Mixer,
     /// Which of the plan's weights the mixer has.
     weights: usize,
@@ -98,8 +110,9 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    pub fn new(slot: usize, plan: Arc<RunPlan>, ahead: Ahead, start: &LaneStart) -> Result<Lane> {
+    pub fn new(slot: usize, plan: Arc<RunPlan>, ahead: Ahead, seen: Arc<[Seen]>, start: &LaneStart) -> Result<Lane> {
         let mut lane = Lane::at_beginning(slot, plan, ahead, start.lane);
+        lane.seen = seen;
         lane.rows = start.rows;
         match &start.anchor {
             Some((anchor, taken)) => lane.restore(anchor, *taken).map_err(|e| e.within(format!("lane {}", start.lane)))?,
@@ -119,6 +132,7 @@ impl Lane {
             slot,
             plan,
             ahead,
+            seen: [].into(),
             mixer,
             weights: 0,
             demand: Vec::new(),
@@ -193,6 +207,12 @@ impl Lane {
         let row = window.rows.get_mut(*window.order.get(at)? as usize)?.take()?;
         self.delivered += 1;
         Some(LaneRow { number: self.delivered - 1, pieces: row, anchor: window.anchor.clone(), taken: at as u64 + 1 })
+    }
+
+    /// Whether [`Lane::deliver`] has a row.
+    pub fn has_next(&self) -> bool {
+        let window = self.windows.iter().find(|w| self.delivered < w.start + w.order.len() as u64);
+        window.is_some_and(|w| w.rows.get(w.order[(self.delivered - w.start) as usize] as usize).is_some_and(Option::is_some))
     }
 
     /// Puts a row into its window.
@@ -273,12 +293,21 @@ impl Lane {
     /// The head of a source, which is asked for if nothing is on its way.
     fn head(&mut self, source: usize, longest: u32, tasks: &mut Vec<Arc<Task>>) -> Result<Head> {
         loop {
-            let stream = &mut self.streams[source];
+            let (stream, seen) = (&mut self.streams[source], &self.seen[source]);
+            let before = stream.barren;
             let head = stream.head(longest)?;
             let plan = &self.plan.sources[source];
-            // Each document's chance of coming by in twice as many turns is so high that only a source that keeps none is caught.
-            let most = plan.documents() * 2 + 4096;
-            if stream.barren > most {
+            let ready = matches!(head, Head::Ready(_));
+            // What is written by all lanes is written only when it changes.
+            if ready && !seen.kept.load(Ordering::Relaxed) {
+                seen.kept.store(true, Ordering::Relaxed);
+            }
+            if stream.barren > before {
+                seen.passed.fetch_add(stream.barren - before, Ordering::Relaxed);
+            }
+            // Lanes of other ranks are not seen here, but that only they have met what is kept, so often, would be a wonder.
+            let all = || seen.passed.load(Ordering::Relaxed) > 24 * plan.documents() + 4096 && !seen.kept.load(Ordering::Relaxed);
+            if !ready && stream.barren > 0 && (stream.barren > plan.patience() || all()) {
                 let (name, left) = (&self.plan.names[source], stream.left_out);
                 return Err(Error::new(
                     Status::Data,

@@ -13,15 +13,20 @@
 //! | `stream` | a lane's documents of one source, made ahead |
 //! | `lane` | one lane: turns, packing, windows, anchors |
 //! | `engine` | the pool, and how lanes take turns on it |
+//! | `buffer` | memory of tokens, used again |
 //! | `codec` | the few integers that an anchor is made of |
 //! | `checkpoint` | anchors of all lanes, and what they belong to |
 //! | `batch`, `tensors` | rows to tensors |
 //! | `slot` | batches in memory that several processes read |
+//! | `generate` | rows to teachers, samples back in the rows' order: where a pipeline meets the exchange |
+//! | `taught` | those samples as a batch's tensors |
 
 mod batch;
+mod buffer;
 mod checkpoint;
 mod codec;
 mod engine;
+mod generate;
 mod lane;
 mod map;
 mod operator;
@@ -32,14 +37,17 @@ mod slot;
 mod stream;
 #[cfg(test)]
 pub(crate) mod synthetic;
+mod taught;
 mod tensors;
 mod text;
 pub mod tokenize;
 mod work;
 
 pub use batch::{Batch, BatchRow, BatchShape, Buffers, IGNORE, global_hash};
-pub use checkpoint::{Checkpoint, DataIdentity, Meta, VERSION, WithinStep};
+pub use buffer::{TokenBuffer, TokenPool};
+pub use checkpoint::{Checkpoint, DataIdentity, Meta, ModelChange, VERSION, WithinStep};
 pub use engine::{Engine, Tuning};
+pub use generate::{GenerateOptions, GenerateStats, Generator, Model, Ticket};
 pub use lane::{LaneCounts, LaneRow};
 pub use map::{Function, TextFunction};
 pub use operator::{MOST_STATE, Operator, OperatorMaker};
@@ -48,5 +56,6 @@ pub use run::{LaneStart, RunPlan};
 pub use shuffle::Windows;
 pub use slot::{Mark, SlotLayout};
 pub use stream::LeftOut;
+pub use taught::{Sample, Stacks, Taught};
 pub use text::TextWork;
 pub use work::{Fate, Made, Request, Window, Work, Worker};

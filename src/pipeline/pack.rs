@@ -5,6 +5,7 @@ mod fit;
 mod pool;
 mod wrap;
 
+use super::buffer::TokenBuffer;
 use super::codec::{Reader, put};
 use crate::base::Result;
 use crate::recipe::{Algorithm, PackRecipe};
@@ -16,13 +17,13 @@ use std::sync::Arc;
 /// Where tokens lie; nowhere, if only lengths are wanted.
 #[derive(Clone, Default)]
 pub struct Tokens {
-    buffer: Option<Arc<Vec<u32>>>,
+    buffer: Option<Arc<TokenBuffer>>,
     at: u32,
 }
 
 impl Tokens {
     /// From `at` on in `buffer`.
-    pub fn new(buffer: Arc<Vec<u32>>, at: u32) -> Tokens {
+    pub fn new(buffer: Arc<TokenBuffer>, at: u32) -> Tokens {
         Tokens { buffer: Some(buffer), at }
     }
 
@@ -75,7 +76,7 @@ impl Piece {
     /// Copies its tokens out of a larger buffer, so that a piece held for long does not hold its neighbours too.
     pub(super) fn detach(&mut self) {
         if self.tokens.buffer.as_ref().is_some_and(|b| b.len() > self.len as usize * 2) {
-            self.tokens = Tokens::new(Arc::new(self.tokens().to_vec()), 0);
+            self.tokens = Tokens::new(Arc::new(self.tokens().to_vec().into()), 0);
         }
     }
 

@@ -243,7 +243,7 @@ mod tests {
     const SHAPE: BatchShape = BatchShape { length: 6, pad_token_id: 9, labels_across_documents: false };
 
     fn piece(document: u64, start: u32, ids: &[u32]) -> Piece {
-        Piece { source: 3, document, start, len: ids.len() as u32, tokens: Tokens::new(Arc::new(ids.to_vec()), 0) }
+        Piece { source: 3, document, start, len: ids.len() as u32, tokens: Tokens::new(Arc::new(ids.to_vec().into()), 0) }
     }
 
     fn batch() -> Batch {

@@ -1,5 +1,6 @@
 //! A lane's documents of one source, in order: asked for ahead, made on the pool, taken one by one.
 
+use super::buffer::TokenBuffer;
 use super::pack::Tokens;
 use super::work::{Fate, Made, Task, Window};
 use crate::base::Result;
@@ -76,7 +77,7 @@ pub(super) struct Stream {
 struct Front {
     task: Arc<Task>,
     made: Made,
-    tokens: Option<Arc<Vec<u32>>>,
+    tokens: Option<Arc<TokenBuffer>>,
     at: usize,
 }
 
@@ -151,8 +152,7 @@ impl Stream {
             let Some(made) = task.take() else { return Ok(Head::Waiting) };
             let task = self.tasks.pop_front().expect("looked at above");
             let mut made = made?;
-            let tokens = std::mem::take(&mut made.tokens);
-            let tokens = if tokens.is_empty() { None } else { Some(Arc::new(tokens)) };
+            let tokens = made.share();
             self.front = Some(Front { task, made, tokens, at: 0 });
         }
     }

@@ -152,6 +152,11 @@ impl Tokenizer {
         self.inner.roles.pad
     }
 
+    /// The ids that are put before and after each document.
+    pub fn frame(&self) -> (&[u32], &[u32]) {
+        (&self.inner.before, &self.inner.after)
+    }
+
     /// A hash of the file's bytes.
     pub fn fingerprint(&self) -> u64 {
         self.inner.fingerprint
@@ -215,9 +220,11 @@ impl Inner {
     }
 
     fn spells_control(&self, ids: &[u32]) -> bool {
-        // Control ids are few and close together, so that the range alone answers nearly always.
+        // Control ids are few and close together, so that the range alone answers nearly always, for many ids at once.
         let (Some(first), Some(last)) = (self.control.first(), self.control.last()) else { return false };
-        ids.iter().any(|id| (first..=last).contains(&id) && self.control.binary_search(id).is_ok())
+        let span = last - first;
+        let possible = |some: &[u32]| some.iter().fold(false, |any, id| any | (id.wrapping_sub(*first) <= span));
+        ids.chunks(256).any(|some| possible(some) && some.iter().any(|id| self.control.binary_search(id).is_ok()))
     }
 
     /// A model may hold its special tokens as ordinary pieces (Unigram does), and then text that spells one becomes it even

@@ -1,6 +1,7 @@
 //! The heavy part of a pipeline as the engine sees it: numbers of documents in, their tokens out, on any thread and in
 //! any order. What makes a document's tokens must depend on nothing but the document.
 
+use super::buffer::{TokenBuffer, TokenPool};
 use crate::base::{Error, Result, Status};
 use crate::data::{DocBatch, SkipReason};
 use crate::plan::Cursor;
@@ -21,15 +22,28 @@ pub enum Fate {
 }
 
 /// The tokens of some documents, back to back.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Made {
     /// All tokens. Empty if only lengths are wanted.
     pub tokens: Vec<u32>,
     ends: Vec<u32>,
     fates: Vec<Fate>,
+    pool: Option<Arc<TokenPool>>,
 }
 
 impl Made {
+    /// For so many documents, in memory of the pool.
+    pub(super) fn from_pool(pool: &Arc<TokenPool>, documents: usize) -> Made {
+        let (ends, fates) = (Vec::with_capacity(documents), Vec::with_capacity(documents));
+        Made { tokens: pool.take(), ends, fates, pool: Some(pool.clone()) }
+    }
+
+    /// Its tokens, to be held by many; `None` if there are none.
+    pub(super) fn share(&mut self) -> Option<Arc<TokenBuffer>> {
+        let buffer = TokenBuffer::new(std::mem::take(&mut self.tokens), self.pool.take());
+        (!buffer.is_empty()).then(|| Arc::new(buffer))
+    }
+
     /// Ends a document whose tokens have been appended to `tokens`.
     pub fn close(&mut self) -> Result<()> {
         let end = u32::try_from(self.tokens.len()).map_err(|_| Error::new(Status::Data, "documents of more than 2^32 tokens"))?;

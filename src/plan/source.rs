@@ -3,11 +3,13 @@
 //! The permuted unit is a *group*: what is read together. While there are at least four groups a lane, a group is one
 //! *block*; with fewer, groups are cut into consecutive blocks, down to one document, so that small data still reaches
 //! every lane. Position `p` of the deal is block `σ(p mod B)` of epoch `p div B`, B blocks an epoch, σ a keyed permutation
-//! made anew each epoch. Round `k` deals positions `kL … kL+L−1` to the L lanes with a keyed turn, so blocks that lie
-//! together go to lanes that lie together, mostly of one rank. Within a block, documents are shuffled in *windows* of a
-//! bounded number of bytes. Over positions, every epoch holds every document once, for any number of lanes.
+//! made anew each epoch. Round `k` deals positions `kL … kL+L−1` to the L lanes with a keyed turn (in the order of the files:
+//! by one lane whenever the same would come again), so blocks that lie together go to lanes that lie together, mostly of one
+//! rank. Within a block, documents are shuffled in *windows* of a bounded number of bytes. Over positions, every epoch holds
+//! every document once, for any number of lanes, and in time every document comes to every lane.
 
 use super::permutation::{Permutation, Use, key, shuffle};
+use super::schedule::gcd;
 use crate::base::{Error, Result, fnv1a};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -82,6 +84,8 @@ pub struct SourcePlan {
     documents: u64,
     bytes: u64,
     blocks: u64,
+    /// Rounds after which the blocks of a lane would come again if it had the same place in every round.
+    cycle: u64,
     cut: Option<Cut>,
     window_bytes: u64,
 }
@@ -151,7 +155,8 @@ impl SourcePlan {
         };
         let bytes = spans.iter().map(|s| s.bytes).sum();
         let window_bytes = ((256 << 20) / (lanes * sources.max(1) as u64)).clamp(16 << 10, 4 << 20);
-        Ok(SourcePlan { key: seed ^ fnv1a(name.as_bytes()), lanes, order, epochs, spans, documents, bytes, blocks, cut, window_bytes })
+        let cycle = blocks / gcd(blocks, lanes);
+        Ok(SourcePlan { key: seed ^ fnv1a(name.as_bytes()), lanes, order, epochs, spans, documents, bytes, blocks, cycle, cut, window_bytes })
     }
 
     /// Documents of one epoch.
@@ -167,6 +172,12 @@ impl SourcePlan {
     /// Bytes of a document, on average, at least 1.
     pub fn mean_bytes(&self) -> u64 {
         (self.bytes / self.documents).max(1)
+    }
+
+    /// After how many documents in a row, all left out, a lane may be sure that no other kind will come to it. Each document
+    /// comes to it in one of as many epochs as there are lanes: in the order of the files surely, else by chance.
+    pub fn patience(&self) -> u64 {
+        self.documents * if self.order == Order::None { 2 } else { 64 } + 4096
     }
 
     /// The epochs after which the source ends.
@@ -187,7 +198,8 @@ impl SourcePlan {
 
     fn block(&self, lane: u32, round: u64) -> Option<Block> {
         let turn = match self.order {
-            Order::None => 0,
+            // When a lane would have the same blocks again, it has its neighbour's: a filter may leave nothing of the same ones.
+            Order::None => round / self.cycle,
             _ => key(self.key, Use::Rotation, &[round]) % self.lanes,
         };
         let position = round * self.lanes + (u64::from(lane) + turn) % self.lanes;

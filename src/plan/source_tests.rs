@@ -54,6 +54,19 @@ fn each_epoch_holds_each_document_once_also_with_fewer_documents_than_lanes() {
 }
 
 #[test]
+fn every_document_comes_to_every_lane_in_the_end() {
+    for (sizes, lanes) in [(vec![64u32], 8), (vec![65], 8), (vec![63], 8), (vec![5], 8), (vec![10; 64], 4), (vec![3; 17], 4)] {
+        for order in ORDERS {
+            let p = plan(&sizes, lanes, order);
+            for lane in 0..lanes {
+                let seen: std::collections::HashSet<u64> = first(&p, lane, p.patience() as usize, 64).into_iter().map(|(_, d)| d).collect();
+                assert_eq!(seen.len() as u64, p.documents(), "{sizes:?}, lane {lane} of {lanes}, {order:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_walk_continues_from_any_cursor_and_in_any_portions() {
     for order in ORDERS {
         let p = SourcePlan::new(1, "w", spans(&[100, 3, 57, 240]), 4, 1000, order, None).unwrap();

@@ -22,6 +22,26 @@ fn list(values: &[String]) -> String {
     format!("[{}]", values.iter().map(|v| text(v)).collect::<Vec<_>>().join(", "))
 }
 
+/// A JSON value, without nulls, as TOML on one line.
+fn toml(value: &serde_json::Value) -> String {
+    match value {
+        serde_json::Value::String(s) => text(s),
+        serde_json::Value::Array(items) => format!("[{}]", items.iter().map(toml).collect::<Vec<_>>().join(", ")),
+        serde_json::Value::Object(map) if map.is_empty() => "{}".into(),
+        serde_json::Value::Object(map) => {
+            let entries: Vec<String> = map.iter().map(|(name, v)| format!("{} = {}", text(name), toml(v))).collect();
+            format!("{{ {} }}", entries.join(", "))
+        }
+        // A float of TOML keeps its point or its exponent, as JSON writes it.
+        other => other.to_string(),
+    }
+}
+
+fn layout_text(generate: &GenerateRecipe) -> String {
+    let layout: serde_json::Value = serde_json::from_str(&generate.layout.to_json()).expect("a layout is always JSON");
+    toml(&layout["specs"])
+}
+
 impl Recipe {
     /// Every field that may change a byte, whatever stands for the data and the tokenizer left out: paths may change as
     /// long as what lies there is the same, which the [datasets'](crate::data::Dataset::fingerprint) and the tokenizer's
@@ -33,6 +53,7 @@ impl Recipe {
         add("datasets".into(), list(&names));
         for d in &self.datasets {
             let name = |field: &str| format!("dataset.{}.{field}", d.spec.name);
+            add(name("format"), d.spec.format.map_or("unset".into(), |f| text(f.name())));
             add(name("text_field"), text(&d.spec.text_field));
             add(name("text_unit"), text(d.spec.text_unit.name()));
             add(name("on_error"), text(d.spec.on_error.name()));
@@ -77,6 +98,13 @@ impl Recipe {
         add("batch.global_batch".into(), self.global_batch_text());
         add("batch.lanes".into(), self.schedule().map_or_else(|_| "unset".into(), |s| s.lanes().to_string()));
         add("batch.tail".into(), text(self.batch.tail.name()));
+        if let Some(g) = &self.generate {
+            add("generate.model_id".into(), text(&g.model_id));
+            add("generate.model_cfg".into(), g.model_cfg.as_ref().map_or("unset".into(), toml));
+            add("generate.layout".into(), layout_text(g));
+            add("generate.batch_size".into(), g.batch_size.to_string());
+            add("generate.input".into(), text(g.input.name()));
+        }
         add("functions".into(), list(&self.functions));
         fields
     }
@@ -136,6 +164,13 @@ impl Recipe {
             let _ = writeln!(out, "lanes = {lanes}");
         }
         let _ = writeln!(out, "tail = {}", text(self.batch.tail.name()));
+        if let Some(g) = &self.generate {
+            let _ = write!(out, "\n[generate]\nmodel_id = {}\n", text(&g.model_id));
+            if let Some(cfg) = &g.model_cfg {
+                let _ = writeln!(out, "model_cfg = {}", toml(cfg));
+            }
+            let _ = writeln!(out, "layout = {}\nbatch_size = {}\ninput = {}", layout_text(g), g.batch_size, text(g.input.name()));
+        }
         out
     }
 

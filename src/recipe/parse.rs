@@ -36,9 +36,10 @@ impl Recipe {
         let pack = pack(top.need("pack")?.table()?)?;
         let shuffle = shuffle(top.table("shuffle")?)?;
         let batch = batch(top.need("batch")?.table()?)?;
+        let generate = top.table("generate")?.map(generate).transpose()?;
         let functions = top.get("functions").map_or(Ok(Vec::new()), |v| v.strings())?;
         top.finish()?;
-        let recipe = Recipe { seed, datasets, mixture, tokenizer, pack, shuffle, batch, functions };
+        let recipe = Recipe { seed, datasets, mixture, tokenizer, pack, shuffle, batch, generate, functions };
         recipe.check()?;
         Ok(recipe)
     }
@@ -175,6 +176,25 @@ fn shuffle(table: Option<Table<'_>>) -> Result<ShuffleRecipe> {
     shuffle.seed = t.get("seed").map(|v| v.u64()).transpose()?;
     t.finish()?;
     Ok(shuffle)
+}
+
+fn generate(mut t: Table<'_>) -> Result<GenerateRecipe> {
+    let given = t.need("layout")?;
+    let specs = given.list()?.iter().map(Value::json).collect::<Result<Vec<_>>>()?;
+    let layout = Layout::from_json(&serde_json::json!({ "specs": specs }).to_string()).map_err(|e| given.at(e))?;
+    let mut generate = GenerateRecipe::new(t.need("model_id")?.str()?, layout);
+    if let Some(v) = t.get("model_cfg") {
+        v.table()?;
+        generate.model_cfg = Some(v.json()?);
+    }
+    if let Some(v) = t.get("batch_size") {
+        generate.batch_size = v.u32()?;
+    }
+    if let Some(v) = t.get("input") {
+        generate.input = v.word(GenerateInput::from_name)?;
+    }
+    t.finish()?;
+    Ok(generate)
 }
 
 fn batch(mut t: Table<'_>) -> Result<BatchRecipe> {

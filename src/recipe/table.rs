@@ -130,6 +130,23 @@ impl<'a> Value<'a> {
         Ok(Table { text: self.text, path: self.path.clone(), table, asked: Vec::new() })
     }
 
+    /// The same value as JSON. Integers stay exact; what JSON has no form for is an error.
+    pub fn json(&self) -> Result<serde_json::Value> {
+        let value = self.value.get_ref();
+        Ok(match value {
+            DeValue::String(s) => s.as_ref().into(),
+            DeValue::Boolean(b) => (*b).into(),
+            DeValue::Integer(n) => i64::from_str_radix(n.as_str(), n.radix()).map_err(|_| self.wrong("a whole number of 64 bits"))?.into(),
+            DeValue::Float(_) => serde_json::Number::from_f64(self.f64()?).ok_or_else(|| self.wrong("a finite number"))?.into(),
+            DeValue::Array(_) => self.list()?.iter().map(Value::json).collect::<Result<Vec<_>>>()?.into(),
+            DeValue::Table(_) => {
+                let entries = self.table()?.entries();
+                serde_json::Value::Object(entries.into_iter().map(|(name, v)| Ok((name, v.json()?))).collect::<Result<_>>()?)
+            }
+            DeValue::Datetime(_) => return Err(self.wrong("a string, a number, true or false, a list or a table")),
+        })
+    }
+
     pub fn is_list(&self) -> bool {
         self.value.get_ref().is_array()
     }

@@ -8,6 +8,7 @@
 //! | cells | 64 each | [`Cell`]: the ring; position p uses cell p mod count |
 //! | slots | 64 each | [`Slot`] |
 //! | texts | 16 KiB each | an error's text, one place a slot; pages exist only once used |
+//! | inputs | as declared | what a ticket carries for its worker, one place a cell; left out unless the student declares it ([`INPUTS`]) |
 //!
 //! The C header asserts the same offsets (`ctests/segment_layout.c`).
 
@@ -27,8 +28,12 @@ pub const ENDIAN: u32 = 0x0102_0304;
 pub const ABI_MAJOR: u16 = 1;
 /// See [`ABI_MAJOR`].
 pub const ABI_MINOR: u16 = 0;
-/// Features that a peer must understand to attach. None yet.
-pub const KNOWN_FEATURES: u64 = 0;
+/// A feature that must be understood: tickets carry inputs.
+pub const INPUTS: u64 = 1;
+/// Features that a peer must understand to attach.
+pub const KNOWN_FEATURES: u64 = INPUTS;
+/// Most bytes of an input.
+pub const MAX_INPUT: u64 = 1 << 32;
 /// Room for an error's text.
 pub const TEXT_BYTES: usize = 16 << 10;
 
@@ -78,6 +83,12 @@ pub struct Header {
     pub slots_at: u64,
     /// Offset of the texts.
     pub texts_at: u64,
+    /// Bytes of a ticket's input; 0: tickets carry none.
+    pub input_bytes: u64,
+    /// `Layout::hash` of the inputs; 0 without.
+    pub input_hash: u64,
+    /// Offset of the inputs; 0 without.
+    pub inputs_at: u64,
     /// FNV-1a of all bytes before this field.
     pub check: u64,
 }
@@ -132,8 +143,9 @@ pub const HOT_AT: usize = 4096;
 
 const _: () = {
     assert!(offset_of!(Header, features_required) == 16 && offset_of!(Header, layout_hash) == 32 && offset_of!(Header, uuid) == 56);
-    assert!(offset_of!(Header, owner_pid) == 88 && offset_of!(Header, slot_stride) == 104 && offset_of!(Header, check) == 144);
-    assert!(size_of::<Header>() == 152 && size_of::<Hot>() == 896 && size_of::<Cell>() == 64 && size_of::<Slot>() == 64 && size_of::<Seat>() == 256);
+    assert!(offset_of!(Header, owner_pid) == 88 && offset_of!(Header, slot_stride) == 104 && offset_of!(Header, input_bytes) == 144);
+    assert!(offset_of!(Header, check) == 168);
+    assert!(size_of::<Header>() == 176 && size_of::<Hot>() == 896 && size_of::<Cell>() == 64 && size_of::<Slot>() == 64 && size_of::<Seat>() == 256);
     assert!(offset_of!(Hot, bell) == 128 && offset_of!(Hot, opened) == 384 && offset_of!(Hot, oldest) == 512 && offset_of!(Hot, active_slots) == 640);
     assert!(offset_of!(Hot, group) == 768);
     assert!(offset_of!(Seat, idle) == 128);
@@ -154,6 +166,17 @@ pub struct Sizes {
     pub slot_stride: u64,
     /// The samples' layout hash.
     pub layout_hash: u64,
+    /// Bytes of a ticket's input; 0: none.
+    pub input_bytes: u64,
+    /// The inputs' layout hash; 0 without.
+    pub input_hash: u64,
+}
+
+impl Sizes {
+    /// Bytes from input to input.
+    pub fn input_stride(&self) -> u64 {
+        self.input_bytes.next_multiple_of(64)
+    }
 }
 
 impl Header {
@@ -163,16 +186,19 @@ impl Header {
         let cells_at = seats_at + u64::from(sizes.seats) * size_of::<Seat>() as u64;
         let slots_at = cells_at + u64::from(sizes.cells) * size_of::<Cell>() as u64;
         let texts_at = (slots_at + u64::from(sizes.slots) * size_of::<Slot>() as u64).next_multiple_of(4096);
+        let texts_end = texts_at + u64::from(sizes.slots) * TEXT_BYTES as u64;
+        let has_inputs = sizes.input_bytes > 0;
+        let inputs_at = if has_inputs { texts_end.next_multiple_of(4096) } else { 0 };
         let mut header = Header {
             magic: MAGIC,
             endian: ENDIAN,
             abi_major: ABI_MAJOR,
             abi_minor: ABI_MINOR,
-            features_required: 0,
+            features_required: if has_inputs { INPUTS } else { 0 },
             features_optional: 0,
             layout_hash: sizes.layout_hash,
             sample_bytes: sizes.sample_bytes,
-            total_bytes: texts_at + u64::from(sizes.slots) * TEXT_BYTES as u64,
+            total_bytes: if has_inputs { inputs_at + u64::from(sizes.cells) * sizes.input_stride() } else { texts_end },
             uuid: [uuid as u64, (uuid >> 64) as u64],
             boot_hash,
             owner_start,
@@ -185,6 +211,9 @@ impl Header {
             cells_at,
             slots_at,
             texts_at,
+            input_bytes: sizes.input_bytes,
+            input_hash: sizes.input_hash,
+            inputs_at,
             check: 0,
         };
         header.check = fnv1a(&header.checked_bytes());
@@ -206,10 +235,25 @@ impl Header {
         for word in [self.owner_pid, self.seats, self.cells, self.slots] {
             bytes.extend(word.to_le_bytes());
         }
-        for word in [self.slot_stride, self.seats_at, self.cells_at, self.slots_at, self.texts_at] {
+        let last = [self.texts_at, self.input_bytes, self.input_hash, self.inputs_at];
+        for word in [self.slot_stride, self.seats_at, self.cells_at, self.slots_at].into_iter().chain(last) {
             bytes.extend(word.to_le_bytes());
         }
         bytes
+    }
+
+    /// The sizes that it was made from.
+    pub fn sizes(&self) -> Sizes {
+        Sizes {
+            seats: self.seats,
+            cells: self.cells,
+            slots: self.slots,
+            sample_bytes: self.sample_bytes,
+            slot_stride: self.slot_stride,
+            layout_hash: self.layout_hash,
+            input_bytes: self.input_bytes,
+            input_hash: self.input_hash,
+        }
     }
 
     /// Says why a header found in a file of `file_len` bytes cannot be used, or nothing.
@@ -234,14 +278,8 @@ impl Header {
         if self.check != fnv1a(&self.checked_bytes()) {
             return refuse(Status::Corrupt, "its header's check sum is wrong: damaged".into());
         }
-        let sizes = Sizes {
-            seats: self.seats,
-            cells: self.cells,
-            slots: self.slots,
-            sample_bytes: self.sample_bytes,
-            slot_stride: self.slot_stride,
-            layout_hash: self.layout_hash,
-        };
+        // Bounded, so that no sum below can overflow.
+        let sizes = Sizes { input_bytes: self.input_bytes.min(MAX_INPUT), ..self.sizes() };
         let uuid = u128::from(self.uuid[0]) | u128::from(self.uuid[1]) << 64;
         let expected = Header::new(&sizes, uuid, self.owner_pid, self.owner_start, self.boot_hash);
         let sane =
@@ -267,7 +305,7 @@ mod tests {
 
     #[test]
     fn every_kind_of_damage_is_refused_with_its_own_reason() {
-        let sizes = Sizes { seats: 8, cells: 64, slots: 80, sample_bytes: 100, slot_stride: 128, layout_hash: 7 };
+        let sizes = Sizes { seats: 8, cells: 64, slots: 80, sample_bytes: 100, slot_stride: 128, layout_hash: 7, input_bytes: 100, input_hash: 3 };
         let good = Header::new(&sizes, 1 << 100 | 5, 10, 20, 30);
         let len = good.total_bytes as usize;
         good.check(len).unwrap();
@@ -286,6 +324,10 @@ mod tests {
             (sealed(Header { slots_at: good.slots_at + 64, ..good }), len, "offsets"),
             (sealed(Header { texts_at: good.texts_at - 4096, ..good }), len, "offsets"),
             (sealed(Header { total_bytes: 8192, ..good }), len, "offsets"),
+            (sealed(Header { inputs_at: good.inputs_at + 4096, ..good }), len, "offsets"),
+            (sealed(Header { input_bytes: 0, ..good }), len, "offsets"),
+            (sealed(Header { input_bytes: u64::MAX, ..good }), len, "offsets"),
+            (sealed(Header { features_required: 0, ..good }), len, "offsets"),
             (sealed(Header { cells: 65, ..good }), len, "offsets"),
             (sealed(Header { slot_stride: 64, ..good }), len, "64 bytes apart"),
             (good, len - 1, "cut short"),

@@ -6,7 +6,7 @@ use super::cell::{Cell, MAX_SEATS, MAX_SLOTS};
 use super::layout::{HOT_AT, Header, Hot, Sizes, TEXT_BYTES};
 use super::seat::Seat;
 use super::slot::Slot;
-use super::sync::{AtomicU64, Ordering};
+use super::sync::{AtomicU64, Ordering, fence};
 use crate::base::{Error, Result, Status, fnv1a};
 use crate::os::memory::{self, Mapping};
 use crate::os::process;
@@ -33,8 +33,15 @@ impl Segment {
         let fd = memory::memfd("lw_segment", header.total_bytes as usize)?;
         // Texts are left out: their pages come into being one by one, if ever.
         memory::reserve(fd.as_fd(), 0, header.texts_at as usize, "the segment")?;
+        let inputs = (header.inputs_at as usize, (header.total_bytes - header.inputs_at) as usize);
+        if header.input_bytes > 0 {
+            memory::reserve(fd.as_fd(), inputs.0, inputs.1, "the tickets' inputs")?;
+        }
         let mapping = Mapping::new(fd.as_fd(), header.total_bytes as usize)?;
         mapping.populate(0, header.texts_at as usize);
+        if header.input_bytes > 0 {
+            mapping.populate(inputs.0, inputs.1);
+        }
         // SAFETY: the mapping is page-aligned, longer than a header, and nobody else has its descriptor yet.
         unsafe { mapping.start().as_ptr().cast::<Header>().write(header) };
         let segment = Segment { mapping, header };
@@ -115,6 +122,30 @@ impl Segment {
         self.slice(at, (TEXT_BYTES / 8) as u32)
     }
 
+    /// The input place of a cell as words, like a text's.
+    fn input(&self, cell: usize) -> &[AtomicU64] {
+        let stride = self.header.sizes().input_stride();
+        self.slice(self.header.inputs_at + cell as u64 * stride, (stride / 8) as u32)
+    }
+
+    /// Student: writes the input of the ticket that an EMPTY cell is to be opened with. `data` has the declared bytes.
+    pub fn write_input(&self, cell: usize, data: &[u8]) {
+        // A reader that sees any word below must also see that the cell left its earlier opening (pairs with the acquire fence of `Cell::ticket`).
+        fence(Ordering::Release);
+        for (word, bytes) in self.input(cell).iter().zip(data.chunks(8)) {
+            let mut buffer = [0u8; 8];
+            buffer[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_le_bytes(buffer), Ordering::Relaxed);
+        }
+    }
+
+    /// Worker: copies the input of a cell. It is that of an opening only if `Cell::ticket` says so afterwards.
+    pub fn read_input(&self, cell: usize, out: &mut [u8]) {
+        for (word, bytes) in self.input(cell).iter().zip(out.chunks_mut(8)) {
+            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes()[..bytes.len()]);
+        }
+    }
+
     /// Writes an error's text beside a slot, cut at a character's border if it is too long; returns its length.
     pub fn write_text(&self, slot: u32, text: &str) -> usize {
         let mut len = text.len().min(TEXT_BYTES);
@@ -143,7 +174,7 @@ mod tests {
 
     #[test]
     fn a_segment_opens_again_and_foreign_or_unsealed_memory_does_not() {
-        let sizes = Sizes { seats: 8, cells: 64, slots: 72, sample_bytes: 8, slot_stride: 64, layout_hash: 9 };
+        let sizes = Sizes { seats: 8, cells: 64, slots: 72, sample_bytes: 8, slot_stride: 64, layout_hash: 9, input_bytes: 13, input_hash: 4 };
         let (a, fd) = Segment::create(&sizes).unwrap();
         let b = Segment::open(fd.as_fd(), Some(9)).unwrap();
         assert_eq!(a.uuid(), b.uuid());
@@ -151,6 +182,10 @@ mod tests {
         let n = a.write_text(3, &text);
         assert_eq!(b.read_text(3, n), "é".repeat(TEXT_BYTES / 2));
         assert_eq!(Segment::open(fd.as_fd(), Some(8)).err().unwrap().status, Status::LayoutMismatch);
+        a.write_input(63, b"thirteen byte");
+        let mut input = [0; 13];
+        b.read_input(63, &mut input);
+        assert_eq!(&input, b"thirteen byte");
         let foreign = memory::memfd("other", 1 << 20).unwrap();
         assert!(Segment::open(foreign.as_fd(), None).err().unwrap().message.contains("not a segment"));
         let short = memory::memfd("short", 100).unwrap();

@@ -131,7 +131,7 @@ fn apply(change: &Change, frames: &mut Vec<Vec<u8>>) {
 fn valid(session: u64) -> Vec<Vec<Vec<u8>>> {
     let boot_id = laneway::os::process::boot_id();
     let hello = |peer| Message::new(Kind::Hello, 0, 1, &Hello { boot_id: boot_id.clone(), peer });
-    let piece = SetModel { group: "hostile".into(), generation: 1, id_bytes: 3, config_bytes: Some(2), offset: 0 };
+    let piece = SetModel { group: "hostile".into(), generation: 1, id_bytes: 3, config_bytes: Some(2), run_bytes: None, offset: 0 };
     let messages = [
         hello(Introduction::Student(Box::new(student("other", 3)))),
         hello(Introduction::Worker(Box::new(worker(3)))),

@@ -123,7 +123,7 @@ fn models_that_nobody_reads_do_not_fill_the_broker() {
     let broker = Program::start(&dir);
     let (leader, _) = join_student(&dir, student("job", 0));
     let (w, _) = join_worker(&dir, worker(1));
-    leader.set_model("job", 1, &Model { id: "x".repeat(8 << 20), config: None }, soon()).unwrap();
+    leader.set_model("job", 1, &Model { id: "x".repeat(8 << 20), config: None, run: None }, soon()).unwrap();
     let greedy = Raw::connect(&dir.endpoints().backend);
     greedy.socket.set_rcvhwm(1).unwrap();
     for correlation in 0..2000 {

@@ -172,20 +172,20 @@ fn a_model_of_any_size_reaches_workers_and_only_its_leader_sets_it() {
     let (leader, _) = join_student(&dir, student("job", 0));
     let (rank1, _) = join_student(&dir, student("job", 1));
     let (w, heard) = join_worker(&dir, worker(1));
-    let model = Model { id: "ü".repeat(1_700_000), config: Some(format!("{{\"x\": \"{}\"}}", "y".repeat(1_000_000))) };
+    let model = Model { id: "ü".repeat(1_700_000), config: Some(format!("{{\"x\": \"{}\"}}", "y".repeat(1_000_000))), run: None };
     leader.set_model("job", 1, &model, soon()).unwrap();
     assert!(*w.get_model("job", 1, soon()).unwrap() == model, "3.4 MB of id and 1 MB of configuration arrive whole");
     heard.wait_for(1, "a hint", |h| *h == Heard::Hint("job".into(), 1));
-    let nothing = Model { id: String::new(), config: None };
+    let nothing = Model { id: String::new(), config: None, run: None };
     leader.set_model("job", 2, &nothing, soon()).unwrap();
     assert_eq!(*w.get_model("job", 2, soon()).unwrap(), nothing);
     let e = rank1.set_model("job", 3, &model, soon()).unwrap_err();
     assert_eq!(e.status, Status::NotLeader, "{e}");
     let e = leader.set_model("other", 3, &model, soon()).unwrap_err();
     assert_eq!(e.status, Status::NotLeader, "{e}");
-    let e = leader.set_model("job", 1, &Model { id: "other".into(), config: None }, soon()).unwrap_err();
+    let e = leader.set_model("job", 1, &Model { id: "other".into(), config: None, run: None }, soon()).unwrap_err();
     assert_eq!(e.status, Status::InUse, "{e}");
-    let e = leader.set_model("job", 3, &Model { id: "x".repeat(65 << 20), config: None }, soon()).unwrap_err();
+    let e = leader.set_model("job", 3, &Model { id: "x".repeat(65 << 20), config: None, run: None }, soon()).unwrap_err();
     assert!(e.status == Status::NoMemory && e.message.contains(&(64 << 20).to_string()), "{e}");
 }
 
@@ -197,7 +197,7 @@ fn a_model_that_is_not_set_yet_is_waited_for_and_an_old_one_is_stale() {
     let (w, _) = join_worker(&dir, worker(1));
     let e = w.get_model("job", 1, Instant::now() + Duration::from_millis(200)).unwrap_err();
     assert_eq!(e.status, Status::NotFound, "{e}");
-    let model = Model { id: "layer_0".into(), config: None };
+    let model = Model { id: "layer_0".into(), config: None, run: None };
     std::thread::scope(|threads| {
         let waiting = threads.spawn(|| w.get_model("job", 1, soon()).unwrap());
         leader.set_model("job", 1, &model, soon()).unwrap();
@@ -286,7 +286,7 @@ fn tcp_endpoints_work_with_a_local_door() {
     let s = Link::connect(&endpoints, hello, s_heard.clone(), soon()).unwrap();
     let w = Link::connect(&endpoints, Hello::Worker { intro: worker(1), bell: memory() }, w_heard.clone(), soon()).unwrap();
     w_heard.wait_for(1, "ATTACH", |h| matches!(h, Heard::Attach { .. }));
-    let model = Model { id: "m".into(), config: None };
+    let model = Model { id: "m".into(), config: None, run: None };
     s.set_model("job", 1, &model, soon()).unwrap();
     assert_eq!(*w.get_model("job", 1, soon()).unwrap(), model);
     ask::stop(&endpoints.control, StopTarget::Broker, soon()).unwrap();

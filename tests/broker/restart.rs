@@ -20,7 +20,7 @@ fn after_each_kill_everybody_registers_again_with_the_same_seat_page_and_model()
     let (leader, leader_heard) = join_student(&dir, student("job", 0));
     let (_rank1, rank1_heard) = join_student(&dir, student("job", 1));
     let (w, w_heard) = join_worker(&dir, worker(1));
-    let model = Arc::new(Model { id: "layer_0".into(), config: Some("{}".into()) });
+    let model = Arc::new(Model { id: "layer_0".into(), config: Some("{}".into()), run: None });
     leader.set_model("job", 1, &model, soon()).unwrap();
     *leader_heard.model.lock().unwrap() = Some((1, model.clone()));
     let mut epochs = vec![w.epoch()];
@@ -67,7 +67,7 @@ fn what_is_asked_while_no_broker_is_there_is_answered_by_the_next_one() {
     let (leader, _) = join_student(&dir, student("job", 0));
     let (w, _) = join_worker(&dir, worker(1));
     broker.kill();
-    let model = Model { id: "big".repeat(1 << 20), config: None };
+    let model = Model { id: "big".repeat(1 << 20), config: None, run: None };
     std::thread::scope(|threads| {
         let set = threads.spawn(|| leader.set_model("job", 1, &model, soon()));
         let get = threads.spawn(|| w.get_model("job", 1, soon()));

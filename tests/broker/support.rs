@@ -197,7 +197,7 @@ impl Peer for Listener {
 }
 
 pub fn layout(width: u64) -> Layout {
-    Layout::new(vec![TensorSpec { name: "x".into(), shape: vec![width], dtype: DType::Float32 }]).unwrap()
+    Layout::new(vec![TensorSpec::new("x", [width], DType::Float32)]).unwrap()
 }
 
 pub fn student(group: &str, rank: u32) -> StudentIntro {
@@ -211,6 +211,7 @@ pub fn student(group: &str, rank: u32) -> StudentIntro {
         data_workers: 0,
         lane: rank.into(),
         layout: layout(16).to_json(),
+        input: None,
         medium: MediumIntro { kind: "shm".into(), buf_name: String::new() },
         max_workers: 8,
         max_batch: 8,

@@ -48,7 +48,7 @@ impl Drop for Room {
 }
 
 pub fn layout(words: u64) -> Arc<Layout> {
-    Arc::new(Layout::new(vec![TensorSpec { name: "words".into(), shape: vec![words], dtype: DType::Int64 }]).unwrap())
+    Arc::new(Layout::new(vec![TensorSpec::new("words", [words], DType::Int64)]).unwrap())
 }
 
 pub fn client(rank: u32) -> Numbering {
@@ -70,7 +70,7 @@ pub fn worker(room: &Room, words: u64, batch_size: u32) -> Worker {
 }
 
 pub fn model(id: &str) -> Model {
-    Model { id: id.into(), config: None }
+    Model { id: id.into(), config: None, run: None }
 }
 
 /// The word at `i` of the sample of a ticket: nothing else gives the same.

@@ -55,7 +55,7 @@ fn a_broker_that_is_killed_every_second_loses_nothing() {
     assert!(digests.len() >= 9, "the switches arrived: {told}");
     for (generation, digest) in digests {
         let id = (generation.parse::<u64>().unwrap() - 1) * 3;
-        assert_eq!(*digest, peer::digest(&Model { id: id.to_string(), config: None }), "generation {generation} was made with its model");
+        assert_eq!(*digest, peer::digest(&Model { id: id.to_string(), config: None, run: None }), "generation {generation} was made with its model");
     }
     until("everybody is registered and introduced again", || {
         let stats = leader.ask(json!("broker_stats"));

@@ -36,7 +36,16 @@ impl Parts {
     fn new(group: &str) -> Parts {
         let medium = MappedMedium::shm(SLOTS, BYTES as usize).unwrap();
         medium.reserve(SLOTS).unwrap();
-        let sizes = Sizes { seats: 2, cells: 64, slots: SLOTS, sample_bytes: BYTES, slot_stride: BYTES, layout_hash: layout(WORDS).hash() };
+        let sizes = Sizes {
+            seats: 2,
+            cells: 64,
+            slots: SLOTS,
+            sample_bytes: BYTES,
+            slot_stride: BYTES,
+            layout_hash: layout(WORDS).hash(),
+            input_bytes: 0,
+            input_hash: 0,
+        };
         let (segment, segment_fd) = Segment::create(&sizes).unwrap();
         let intro = StudentIntro {
             uuid: Uuid(segment.uuid()),
@@ -48,6 +57,7 @@ impl Parts {
             data_workers: 0,
             lane: 0,
             layout: layout(WORDS).to_json(),
+            input: None,
             medium: MediumIntro { kind: "shm".into(), buf_name: String::new() },
             max_workers: 2,
             max_batch: 1,

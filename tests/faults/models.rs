@@ -34,7 +34,7 @@ fn set(leader: &mut Peer, model: &Model) -> u64 {
 }
 
 fn named(id: String) -> Model {
-    Model { config: Some(format!("{{\"of\": \"{id}\"}}")), id }
+    Model { config: Some(format!("{{\"of\": \"{id}\"}}")), id, run: None }
 }
 
 /// Forty switches; after each has returned, every reader takes twenty samples: all of the new generation, made with its model, and no step is left out or comes twice.
@@ -88,7 +88,7 @@ fn names_and_configurations_of_a_megabyte_travel_whole() {
     let mut job = job(1);
     let long = |seed: u64| (0..1u64 << 16).map(|i| format!("{:016x}", laneway::base::mix(seed ^ i))).collect::<String>();
     for round in 1..=3u64 {
-        let model = Model { id: long(round), config: Some(Value::String(long(round << 32)).to_string()) };
+        let model = Model { id: long(round), config: Some(Value::String(long(round << 32)).to_string()), run: None };
         assert!(model.id.len() == 1 << 20 && model.config.as_ref().unwrap().len() > 1 << 20);
         assert_eq!(set(&mut job.leader, &model), round);
         let told = job.readers[0].ask(json!({ "take": 3, "from": (round - 1) * 3 }));

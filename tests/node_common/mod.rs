@@ -32,7 +32,8 @@ impl House {
     pub fn new() -> House {
         let dir = TempDir::new().unwrap();
         byte_tokenizer(dir.path());
-        std::fs::write(dir.path().join("notes.txt"), (0..500).map(|n| format!("note {n} {}\n", "la ".repeat(n * 7 % 20))).collect::<String>()).unwrap();
+        std::fs::write(dir.path().join("notes.txt"), (0..500).map(|n| format!("note {n} {}\n", "la ".repeat(n * 7 % 20))).collect::<String>())
+            .unwrap();
         std::fs::write(dir.path().join("recipe.toml"), RECIPE).unwrap();
         House { dir }
     }

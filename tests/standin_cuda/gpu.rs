@@ -42,7 +42,8 @@ impl Gpu {
 
     /// Queues a copy from the host, which must stay until it is done. A teacher that does not look at the answer: it learns at commit what became of it.
     pub fn upload(&self, to: *mut u8, from: &[u8]) {
-        let _ = answer!("cuMemcpyHtoDAsync_v2"(to as u64 => u64, from.as_ptr().cast() => *const c_void, from.len() => usize, self.stream => *mut c_void));
+        let _ =
+            answer!("cuMemcpyHtoDAsync_v2"(to as u64 => u64, from.as_ptr().cast() => *const c_void, from.len() => usize, self.stream => *mut c_void));
     }
 
     /// Queues a copy to the host, which must stay until it is done.

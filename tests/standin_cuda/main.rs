@@ -13,7 +13,7 @@ use gpu::Gpu;
 use laneway::base::Status;
 use laneway::exchange::student::{Student, StudentOptions};
 use laneway::exchange::worker::{Worker, WorkerOptions};
-use laneway::medium::{MediumChoice, Place, Stream};
+use laneway::medium::{MakeOn, MediumChoice, Place, Stream};
 use laneway::os::clock;
 use process::{alone, wait_until};
 use std::time::Duration;
@@ -21,9 +21,9 @@ use std::time::Duration;
 const CUDA: MediumChoice = MediumChoice::Cuda { device: 0, fallback: false };
 const OR_SHM: MediumChoice = MediumChoice::Cuda { device: 0, fallback: true };
 
-fn local_worker(room: &Room, batch_size: u32, device: Option<i32>) -> Worker {
+fn local_worker(room: &Room, batch_size: u32, make_on: MakeOn) -> Worker {
     let mut options = WorkerOptions::new(room.endpoints.clone());
-    (options.slot_size, options.batch_size, options.device) = (WORDS * 8, batch_size, device);
+    (options.slot_size, options.batch_size, options.make_on) = (WORDS * 8, batch_size, make_on);
     Worker::open(options, patience()).unwrap()
 }
 
@@ -45,7 +45,7 @@ fn stand_in_cuda_keeps_the_promises_of_every_medium() {
         let room = Room::new();
         let gpu = Gpu::new(0);
         let before = gpu.free_bytes();
-        suite(&room, CUDA, |batch_size| local_worker(&room, batch_size, None), true);
+        suite(&room, CUDA, |batch_size| local_worker(&room, batch_size, MakeOn::StudentsDevice), true);
         assert_eq!(gpu.free_bytes(), before, "all device memory is given back");
     });
 }
@@ -56,16 +56,25 @@ fn stand_in_cuda_keeps_the_promises_with_workers_on_another_device_with_and_with
         let name = "stand_in_cuda_keeps_the_promises_with_workers_on_another_device_with_and_without_a_way_between_them";
         alone(name, &[("STANDIN_CUDA_FAULTS", faults)], || {
             let room = Room::new();
-            suite(&room, CUDA, |batch_size| local_worker(&room, batch_size, Some(1)), true);
+            suite(&room, CUDA, |batch_size| local_worker(&room, batch_size, MakeOn::Device(1)), true);
         });
     }
+}
+
+/// Such a worker writes to the memory that it is given, as it would for any other student.
+#[test]
+fn stand_in_cuda_keeps_the_promises_with_workers_that_know_nothing_of_devices() {
+    alone("stand_in_cuda_keeps_the_promises_with_workers_that_know_nothing_of_devices", &[], || {
+        let room = Room::new();
+        suite(&room, CUDA, |batch_size| local_worker(&room, batch_size, MakeOn::Host), true);
+    });
 }
 
 #[test]
 fn stand_in_page_locked_shared_memory_keeps_the_promises() {
     alone("stand_in_page_locked_shared_memory_keeps_the_promises", &[], || {
         let room = Room::new();
-        suite(&room, MediumChoice::Pinned { device: 1, fallback: false }, |batch_size| local_worker(&room, batch_size, None), true);
+        suite(&room, MediumChoice::Pinned { device: 1, fallback: false }, |batch_size| local_worker(&room, batch_size, MakeOn::Host), true);
     });
 }
 
@@ -118,7 +127,7 @@ fn stand_in_slot_is_used_again_only_when_the_students_stream_has_read_it() {
         // Every slot is needed: two for the student, one for the worker.
         let student = student(&room, WORDS, |o| (o.medium, o.slot_count, o.max_workers, o.max_batch) = (CUDA, 2, 1, 1));
         student.set_model(model("m"), patience()).unwrap();
-        let worker = local_worker(&room, 1, None);
+        let worker = local_worker(&room, 1, MakeOn::StudentsDevice);
         std::thread::scope(|s| {
             s.spawn(|| serve(&worker));
             let mut out = Vec::new();
@@ -150,7 +159,7 @@ fn stand_in_reference_dropped_without_a_stream_waits_for_all_of_the_device() {
         let _broker = room.broker();
         let gpu = Gpu::new(0);
         let student = cuda_student(&room, CUDA);
-        let worker = local_worker(&room, 1, None);
+        let worker = local_worker(&room, 1, MakeOn::StudentsDevice);
         std::thread::scope(|s| {
             s.spawn(|| serve(&worker));
             let mut out = Vec::new();
@@ -199,7 +208,7 @@ fn stand_in_memory_of_a_killed_student_is_let_go_by_its_workers() {
     alone("stand_in_memory_of_a_killed_student_is_let_go_by_its_workers", &[], || {
         let room = Room::new();
         let _broker = room.broker();
-        let worker = local_worker(&room, 1, None);
+        let worker = local_worker(&room, 1, MakeOn::StudentsDevice);
         std::thread::scope(|s| {
             s.spawn(|| serve(&worker));
             for turn in 1..=3 {
@@ -248,7 +257,6 @@ fn stand_in_memory_that_cannot_be_opened_is_refused_with_the_reason_or_gone_arou
             assert!(e.message.contains("no worker is attached"), "{e}");
             drop(student);
             let student = cuda_student(&room, OR_SHM);
-            // It goes on where the first one was, at the start.
             (0..20).for_each(|step| {
                 let sample = next(&student);
                 assert_eq!((sample.step, sample.place), (step, Place::Cuda(0)), "samples are on the device all the same");

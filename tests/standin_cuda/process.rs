@@ -4,7 +4,7 @@ use crate::common::*;
 use crate::gpu::Gpu;
 use laneway::exchange::endpoints::Endpoints;
 use laneway::exchange::worker::{Worker, WorkerOptions};
-use laneway::medium::{MediumChoice, Place, Stream};
+use laneway::medium::{MakeOn, MediumChoice, Place, Stream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -108,7 +108,7 @@ pub fn student(room: &Room) -> Process {
 fn be_worker() {
     let dir = std::path::PathBuf::from(std::env::var(DIR).unwrap());
     let mut options = WorkerOptions::new(Endpoints::in_dir(&dir));
-    (options.slot_size, options.batch_size) = (WORDS * 8, 2);
+    (options.slot_size, options.batch_size, options.make_on) = (WORDS * 8, 2, MakeOn::StudentsDevice);
     let worker = Worker::open(options, patience()).unwrap();
     let id = std::process::id();
     std::thread::scope(|s| {
@@ -137,18 +137,9 @@ fn be_worker() {
             }
             tasks.clear();
         }
-        // Students that are closing are let go of in the background.
-        let end = Instant::now() + Duration::from_secs(20);
-        while worker.stats().students > 0 && Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(2));
-        }
     });
-    let stats = || worker.stats();
-    let end = Instant::now() + Duration::from_secs(5);
-    while stats().device_opens != stats().device_closes && Instant::now() < end {
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    std::fs::write(dir.join(format!("stats-{id}")), stats().to_json()).unwrap();
+    worker.close();
+    std::fs::write(dir.join(format!("stats-{id}")), worker.stats().to_json()).unwrap();
 }
 
 fn wait_until_forever(there: impl Fn() -> bool) {

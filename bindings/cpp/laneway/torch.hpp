@@ -39,7 +39,10 @@ inline torch::stable::Tensor torch_tensor(const Sample& sample, std::size_t inde
   const std::vector<std::int64_t> sizes(view.sizes().begin(), view.sizes().end());
   std::vector<std::int64_t> strides(sizes.size(), 1);
   for (std::size_t d = sizes.size(); d-- > 1;) strides[d - 1] = strides[d] * (sizes[d] > 0 ? sizes[d] : 1);
-  return torch::stable::from_blob(view.data, sizes, strides, torch::stable::Device(torch::headeronly::DeviceType::CPU), type,
+  using torch::headeronly::DeviceType;
+  const bool cuda = view.device_type == LW_DEVICE_CUDA;
+  const torch::stable::Device device(cuda ? DeviceType::CUDA : DeviceType::CPU, cuda ? static_cast<torch::stable::DeviceIndex>(view.device_id) : -1);
+  return torch::stable::from_blob(view.data, sizes, strides, device, type,
                                   [held = sample.share()](void*) {});
 }
 

@@ -52,8 +52,8 @@ class Options:
                 hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(self.__dataclass_fields__)}"
                 raise TypeError(f"options() has no {name!r}; {hint}")
             setattr(self, name, value)
-        if self.mapping_strategy not in (None, "contiguous"):
-            raise Unsupported(f"mapping_strategy is {self.mapping_strategy!r}; ranks own neighbouring lanes here ('contiguous')")
+        if self.mapping_strategy not in (None, "contiguous", "interleaved"):
+            raise ValueError(f"mapping_strategy is {self.mapping_strategy!r}; expected 'contiguous' or 'interleaved'")
         self.cache_dir()
 
     def cache_dir(self) -> str | None:

@@ -14,6 +14,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterable
 from ctypes import c_void_p
+from dataclasses import dataclass
 from typing import Any
 
 from . import _native, _structs
@@ -28,20 +29,51 @@ _lent: dict[int, Any] = {}
 """What the library uses now, by number: mediums, and mediums' classes."""
 
 
-def open_medium(medium: str | Medium | None) -> int:
+@dataclass(frozen=True)
+class Cuda:
+    """What a student wants of CUDA."""
+
+    device: int = 0
+    fallback: str | None = None
+    pin_memory: bool = False
+
+
+def check_cuda(medium: object, device: object, fallback: object, pin_memory: object) -> Cuda:
+    """The options of a student that concern CUDA, or an error that says which does not fit the medium."""
+    if pin_memory not in (True, False):
+        raise TypeError(f"pin_memory is {pin_memory!r}; expected True or False")
+    if pin_memory and medium not in (None, "shm"):
+        raise ValueError(f"pin_memory=True page-locks medium='shm'; medium is {medium!r}")
+    if isinstance(device, bool) or (device is not None and not isinstance(device, int)) or (isinstance(device, int) and device < 0):
+        raise ValueError(f"device is {device!r}; expected a CUDA device's number in this process, from 0")
+    if fallback not in (None, "shm"):
+        raise ValueError(f"fallback is {fallback!r}; expected None (an error without CUDA) or 'shm'")
+    if medium != "cuda" and not pin_memory and (device is not None or fallback is not None):
+        what = "device" if device is not None else "fallback"
+        raise ValueError(f"{what} is for medium='cuda' and for pin_memory=True; medium is {medium!r}")
+    return Cuda(device or 0, fallback, bool(pin_memory))
+
+
+def open_medium(medium: str | Medium | None, cuda: Cuda) -> int:
     """The handle of an ``lw_medium``, for the caller to free.
 
     Args:
-        medium: ``None`` or ``"shm"``, ``"file:/path"``, or an object with the methods of :class:`~laneway.mediums.Medium`.
+        medium: ``None`` or ``"shm"``, ``"cuda"``, ``"file:/path"``, or an object with the methods of :class:`~laneway.mediums.Medium`.
+        cuda: checked with it.
     """
     lib = _native.lib()
     out = c_void_p()
-    if medium is None or medium == "shm":
+    fallback = _structs.FALLBACK_NONE if cuda.fallback is None else _structs.FALLBACK_SHM
+    if medium == "cuda":
+        _native.check(lib.lw_medium_cuda(cuda.device, fallback, ctypes.byref(out)))
+    elif cuda.pin_memory:
+        _native.check(lib.lw_medium_shm_pinned(cuda.device, fallback, ctypes.byref(out)))
+    elif medium is None or medium == "shm":
         _native.check(lib.lw_medium_shm(ctypes.byref(out)))
     elif isinstance(medium, str):
         path = medium.removeprefix("file:")
         if path == medium or not os.path.isabs(path):
-            raise ValueError(f"medium is {medium!r}; expected 'shm', 'file:/absolute/path', or a Medium object")
+            raise ValueError(f"medium is {medium!r}; expected 'shm', 'cuda', 'file:/absolute/path', or a Medium object")
         _native.check(lib.lw_medium_file(path.encode(), ctypes.byref(out)))
     else:
         check_medium(medium)

@@ -20,6 +20,7 @@ from ._operators import Operator
 from ._process import LOADERS, at_exit
 from .batch import Batch, _Native
 from .errors import Forked, Status
+from .generate import GenerateOptions, rows_only
 from .recipe import Recipe
 
 ProgressFn = Callable[[str, int, int], object]
@@ -38,6 +39,7 @@ class Tuning:
     cache_dir: str | None
     memory_budget: int
     task_bytes: int
+    generate: GenerateOptions | bool
 
 
 class OpenLoader:
@@ -98,21 +100,8 @@ class OpenLoader:
     def batch(self, handle: int, as_torch: bool) -> Batch:
         """That batch, as Python sees it."""
         if self._firsts is None:
-            self._firsts = self._first_documents()
+            self._firsts = first_documents(self._lib.lw_loader_dataset, self._handle)
         return Batch(_Native(handle), as_torch, self._firsts)
-
-    def _first_documents(self) -> list[np.ndarray]:
-        """For each dataset, the number of each shard's first document."""
-        shard = _structs.Shard()
-        firsts = []
-        for i in range(len(self.dataset_names)):
-            dataset = self._lib.lw_loader_dataset(self._handle, i)
-            numbers = []
-            for s in range(self._lib.lw_dataset_shard_count(dataset)):
-                _native.check(self._lib.lw_dataset_shard(dataset, s, ctypes.byref(shard)))
-                numbers.append(shard.first_document)
-            firsts.append(np.array(numbers, np.int64))
-        return firsts
 
     @property
     def dataset_names(self) -> list[str]:
@@ -136,6 +125,11 @@ class OpenLoader:
         """As ``lw_loader_set_mixture``."""
         values = (c_double * len(weights))(*weights)
         _native.check(self._lib.lw_loader_set_mixture(self._handle, values, len(weights), from_step))
+
+    def set_model(self, model_id: str, model_cfg: str | None, from_step: int) -> None:
+        """As ``lw_loader_set_model``."""
+        name, cfg = model_id.encode(), None if model_cfg is None else model_cfg.encode()
+        _native.check(self._lib.lw_loader_set_model(self._handle, name, len(name), cfg, 0 if cfg is None else len(cfg), from_step))
 
     @property
     def step(self) -> int:
@@ -242,7 +236,21 @@ def loader_options(tuning: Tuning, functions: list[Any], operators: list[Any], p
     c.operators = (ctypes.POINTER(_structs.OperatorTable) * max(1, len(operators)))(*[ctypes.pointer(t) for t in operators])
     c.function_count, c.operator_count = len(functions), len(operators)
     c.progress = progress
+    if tuning.generate is not True:
+        c.generate = ctypes.pointer(tuning.generate.to_c() if isinstance(tuning.generate, GenerateOptions) else rows_only())
     return c
+
+
+def first_documents(dataset_of: Callable[[int, int], int | None], handle: int) -> list[np.ndarray]:
+    """For each dataset, the number of each shard's first document; ``dataset_of(handle, i)`` gives the i-th."""
+    lib, shard, firsts = _native.lib(), _structs.Shard(), []
+    while (dataset := dataset_of(handle, len(firsts))) is not None:
+        numbers = []
+        for s in range(lib.lw_dataset_shard_count(dataset)):
+            _native.check(lib.lw_dataset_shard(dataset, s, ctypes.byref(shard)))
+            numbers.append(shard.first_document)
+        firsts.append(np.array(numbers, np.int64))
+    return firsts
 
 
 @dataclass(frozen=True)

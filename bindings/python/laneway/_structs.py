@@ -101,6 +101,7 @@ class StudentOptions(ctypes.Structure):
         ("spin_us", c_uint32),
         ("arrival_order", c_int32),
         ("embedded_broker", c_int32),
+        ("input", c_void_p),
     ]
 
 
@@ -134,6 +135,8 @@ class WorkerOptions(ctypes.Structure):
         ("worker_id", c_int64),
         ("batch_size", c_uint32),
         ("spin_us", c_uint32),
+        ("device", c_int32),
+        ("reserved", c_uint32),
     ]
 
 
@@ -154,7 +157,7 @@ class Task(ctypes.Structure):
         ("model_config_len", c_size_t),
         ("layout", c_void_p),
         ("attempt", c_uint32),
-        ("reserved", c_uint32),
+        ("flags", c_uint32),
     ]
 
 
@@ -208,6 +211,29 @@ class OperatorTable(ctypes.Structure):
     ]
 
 
+class GenerateOptions(ctypes.Structure):
+    """``lw_generate_options``"""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("endpoints", Endpoints),
+        ("group", c_char_p),
+        ("connect_ms", c_uint64),
+        ("window", c_uint32),
+        ("max_workers", c_uint32),
+        ("max_attempts", c_uint32),
+        ("spin_us", c_uint32),
+        ("embedded_broker", c_int32),
+        ("rows_only", c_int32),
+    ]
+
+
+class Ticket(ctypes.Structure):
+    """``lw_ticket``"""
+
+    _fields_ = [("lane", c_uint64), ("step", c_uint64)]
+
+
 class LoaderOptions(ctypes.Structure):
     """``lw_loader_options``"""
 
@@ -228,6 +254,7 @@ class LoaderOptions(ctypes.Structure):
         ("progress_user", c_void_p),
         ("operators", POINTER(POINTER(OperatorTable))),
         ("operator_count", c_size_t),
+        ("generate", POINTER(GenerateOptions)),
     ]
 
 
@@ -359,6 +386,9 @@ TASK = struct.Struct("@12Q2I")
 
 ROLE_CLIENT, ROLE_DATASET = 0, 1
 SAMPLE_COPIED = 1
+ON_DEVICE = 2
+FALLBACK_NONE, FALLBACK_SHM = 0, 1
+MAKE_IN_HOST_MEMORY, MAKE_ON_STUDENTS_DEVICE = -1, -2
 SPIN_ADAPTIVE = 0xFFFF_FFFF
 THREADS_ALL = 0xFFFF_FFFF
 NO_LANE = 0xFFFF_FFFF

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from . import _dtypes, _native, _structs
+from . import _device, _dtypes, _native, _structs
 from ._endpoints import Endpoints
-from ._medium_glue import check_medium, open_medium
+from ._medium_glue import Cuda, check_medium, open_medium
 from ._process import STUDENTS, at_exit, forks
 from .batch_config import BatchConfig
 from .errors import Forked, Status
@@ -41,6 +41,7 @@ class Options:
     endpoints: Endpoints = field(default_factory=Endpoints)
     group: str | None = None
     medium: str | Medium | None = None
+    cuda: Cuda = field(default_factory=Cuda)
     dataset: bool = False
     data_worker: int = 0
     data_workers: int = 0
@@ -51,6 +52,7 @@ class Options:
     seed: int = 0
     embedded_broker: bool = False
     spin_us: int = _structs.SPIN_ADAPTIVE
+    input_config: BatchConfig | None = None
 
 
 @functools.cache
@@ -79,6 +81,19 @@ def _place(size: int) -> tuple[Any, c_size_t, Any]:
     return ctypes.create_string_buffer(size), count, ctypes.byref(count)
 
 
+class DeviceLease:
+    """One reference to a sample on a device; tensors keep it, and the slot is free once it has died and the device is done reading."""
+
+    __slots__ = ("_raw", "_student", "stream")
+
+    def __init__(self, student: OpenStudent, raw: bytes) -> None:
+        self._student, self._raw = student, raw
+        self.stream: int | None = None
+
+    def __del__(self) -> None:
+        self._student.release_quietly(self._raw, self.stream)
+
+
 class OpenStudent:
     """A registered student of this process. Any thread may call any method; waits queue up behind each other."""
 
@@ -87,16 +102,25 @@ class OpenStudent:
         self.config = options.batch_config
         self.pid = os.getpid()
         self._forks = forks()
+        self._cuda = options.medium == "cuda"
+        self._device: int | None = None
         lib = _native.lib()
         self._handle = _open(options, timeout_s)
         self._next, self._release, self._free = lib.lw_student_next, lib.lw_student_release, lib.lw_student_free
         self._places: list[tuple[Any, c_size_t, Any]] = []
         self._lease = _lease_type(self.config.nbytes())
         self._plans: dict[bool, list[tuple[Any, ...]]] = {}
+        self._ragged = bool(self.config.dims)
         self.registration: dict[str, Any] = json.loads(_native.text(lib.lw_student_registration, self._handle))
         self.lane: int = self.registration["lane"]
         _open_students.add(self)
         at_exit(STUDENTS, self, OpenStudent.close)
+
+    def give(self, inputs: list[bytes]) -> None:
+        """The inputs of the next tickets."""
+        config = self.options.input_config
+        assert config is not None
+        _native.check(_native.lib().lw_student_give(self._handle, b"".join(inputs), config.nbytes(), len(inputs)))
 
     def take(self, n: int, deadline: int) -> list[bytes]:
         """At least one and at most ``n`` samples, each as the bytes of an ``lw_sample``, or an empty list at the deadline.
@@ -154,21 +178,53 @@ class OpenStudent:
         lease.owner, lease.raw = self, raw
         return lease
 
+    def is_on_device(self, raw: bytes) -> bool:
+        """Whether a sample lies on a device."""
+        return self._cuda and bool(_structs.SAMPLE.unpack(raw)[9] & _structs.ON_DEVICE)
+
+    def read(self, raw: bytes) -> bytes:
+        """A copy of a sample's bytes, wherever it lies."""
+        size = self.config.nbytes()
+        out = ctypes.create_string_buffer(size)
+        _native.check(_native.lib().lw_student_read(self._handle, raw, out, size))
+        return out.raw
+
+    def device_tensors(self, lease: DeviceLease, raw: bytes, as_torch: bool) -> dict[str, Any]:
+        """Tensors of a sample on a device by name, which keep the lease."""
+        return _device.student_tensors(self._handle, raw, self.config, as_torch, lease)
+
+    def views(self, raw: bytes, as_torch: bool) -> dict[str, Any]:
+        """The tensors of a sample by name, wherever it lies; they take over the caller's reference."""
+        if self.is_on_device(raw):
+            return self.device_tensors(DeviceLease(self, raw), raw, as_torch)
+        return self.tensors(self.lease(raw, _structs.SAMPLE.unpack(raw)[0]), as_torch)
+
     def tensors(self, lease: Any, as_torch: bool) -> dict[str, Any]:
         """Views of the sample by name, which keep the lease."""
+        if self._ragged:
+            return self.config.decode(lease, "torch" if as_torch else "numpy")
         try:
             plan = self._plans[as_torch]
         except KeyError:
             plan = self._plans[as_torch] = view_plan(self.config, as_torch)
         return make_views(plan, lease)
 
-    def release(self, raw: bytes) -> None:
-        """Gives references back: those of one or more samples, back to back."""
-        _native.check(self._release(self._handle, raw, len(raw) // _SAMPLE_SIZE, None))
+    def release(self, raw: bytes, stream: int | None = None) -> None:
+        """Gives a sample's reference back. On a device, its slot is used again once what is queued on ``stream`` is done; None: on the current one."""
+        _native.check(self._release(self._handle, raw, 1, self._stream(raw) if stream is None else stream))
 
-    def release_quietly(self, raw: bytes) -> None:
+    def release_quietly(self, raw: bytes, stream: int | None = None) -> None:
         """As :meth:`release`, for destructors: in a forked child, which never had the reference, nothing happens."""
-        self._release(self._handle, raw, 1, None)
+        if self._cuda and stream is None and self._forks == forks():
+            stream = self._stream(raw)
+        self._release(self._handle, raw, 1, stream)
+
+    def _stream(self, raw: bytes) -> int | None:
+        if not self.is_on_device(raw):
+            return None
+        if self._device is None:
+            self._device = _device.device_of(_native.lib().lw_student_tensor, self._handle, raw)
+        return _device.current_stream(self._device)
 
     def set_model(self, model_id: str, config: str | None, timeout_s: float) -> int:
         """Raises the generation; returns the new one."""
@@ -237,11 +293,12 @@ def find_open(group: str | None, endpoints: Endpoints) -> OpenStudent | None:
 
 
 def view_plan(config: BatchConfig, as_torch: bool) -> list[tuple[Any, ...]]:
-    """What :func:`make_views` needs, looked up once."""
+    """What :func:`make_views` needs, looked up once; of a config with ragged tensors the others."""
     viewers = [_dtypes.viewer(spec.dtype, as_torch) for spec in config.specs]
     return [
         (spec.name, spec.shape, _dtypes.storage_dtype(spec.dtype), offset, None if viewer is _dtypes.as_it_is else viewer)
         for spec, offset, viewer in zip(config.specs, config.offsets, viewers, strict=True)
+        if not spec.is_ragged
     ]
 
 
@@ -285,9 +342,10 @@ def _open(options: Options, timeout_s: float) -> int:
 
     def open_it(deadline: int) -> int:
         out = c_void_p()
-        with c_layout(options.batch_config) as layout:
-            medium = open_medium(options.medium)
-            c.layout, c.medium = layout, medium
+        inputs = options.input_config
+        with c_layout(options.batch_config) as layout, contextlib.nullcontext() if inputs is None else c_layout(inputs) as input_layout:
+            medium = open_medium(options.medium, options.cuda)
+            c.layout, c.medium, c.input = layout, medium, input_layout
             try:
                 _native.check(lib.lw_student_open(ctypes.byref(c), deadline, ctypes.byref(out)))
             finally:

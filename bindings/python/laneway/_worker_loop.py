@@ -15,20 +15,25 @@ from ctypes import c_size_t, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
-from . import _dtypes, _native, _structs
+import numpy as np
+
+from . import _device, _dtypes, _native, _ragged, _structs
 from ._dtypes import Framework
 from ._endpoints import Endpoints
 from ._medium_glue import AttachTables
 from ._process import WORKERS, at_exit
 from ._student import c_layout, make_views, view_plan
+from .batch import Batch
 from .batch_config import BatchConfig
-from .errors import Corrupt, NotFound, Status
+from .errors import Corrupt, InvalidArgument, NotFound, Status
+from .rows import Rows
 
 _log = logging.getLogger("laneway.worker")
 
 _TASK = _structs.TASK
 _TASK_SIZE = _TASK.size
 _MOST_TEXT = 16 * 1024
+_NAMES = {number: name for name, number in _dtypes.NUMBERS.items()}
 _PATIENCE_S = 2.0
 _MOST_VIEWS = 4096
 """Slots whose views are kept: more than the slots of eight students; beyond that they are made again."""
@@ -46,15 +51,23 @@ class WorkerOptions:
     worker_id: int | None
     endpoints: Endpoints
     mediums: tuple[Any, ...]
+    device: int
     framework: Framework
     spin_us: int
+    open_rows: Callable[[], Rows] | None = None
 
 
 class Task:
     """One sample to be made. ``task["x"]`` is the tensor ``x``, in the student's memory: what is written there is the sample.
 
+    Where the student's memory is a GPU's and the worker has a ``device``, so is the tensor: a torch tensor of that device, or a :class:`~laneway.DeviceTensor`. What is
+    queued on torch's current stream (without torch: on the device) when the function returns is waited for before the sample is published.
+
     Valid until the function that got it returns; a view that is kept longer looks at memory that belongs to others by then.
     What the memory holds at first is undefined.
+
+    ``task["x"] = array`` copies a whole tensor, of any framework, and checks its shape and dtype. Where dimensions are ragged this gives the sample its
+    lengths; or :meth:`set_length` does, and the tensors can then be written in place. A sample whose lengths were not set fails its task.
 
     Attributes:
         lane, step: which sample it is: number ``step`` of stream ``lane``.
@@ -62,10 +75,10 @@ class Task:
         model_id, model_cfg: the model, as the leader's ``set_model`` was given it; not to be changed.
         generation: the model's number.
         attempt: how many tries of this ticket have failed before: 0 for the first.
-        tensors: writable views by name.
+        tensors: writable views by name; ragged ones once their lengths are set.
     """
 
-    __slots__ = ("attempt", "generation", "lane", "model_cfg", "model_id", "seed", "step", "tensors")
+    __slots__ = ("_address", "_index", "_inputs", "_loop", "attempt", "generation", "lane", "model_cfg", "model_id", "seed", "step", "tensors")
 
     lane: int
     step: int
@@ -75,12 +88,92 @@ class Task:
     model_id: str
     model_cfg: dict[str, Any] | None
     tensors: dict[str, Any]
+    _address: int
+    _loop: WorkerLoop
+
+    _inputs: Inputs
+    _index: int
 
     def __getitem__(self, name: str) -> Any:
-        return self.tensors[name]
+        try:
+            return self.tensors[name]
+        except KeyError:
+            spec = self._loop.config.get_spec(name)  # or a KeyError that says which there are
+        missing = ", ".join(f"{dim}=…" for dim in map(_ragged.name_of, spec.shape) if dim is not None)
+        raise ValueError(f"'{name}' has shape {spec.shape}, and no length yet: call task.set_length({missing}), or assign task[{name!r}] = array")
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        config, buffer = self._loop.config, self._loop.buffer(self._address)
+        lengths = config.place(buffer, name, value)
+        if lengths:
+            self.tensors = self._loop.views_of_lengths(self._address)
+
+    def set_length(self, **lengths: int) -> dict[str, Any]:
+        """Sets the lengths of ragged dimensions, ``set_length(seq=17)``, and returns :attr:`tensors`: views of the true shapes, to be written.
+
+        Raises:
+            ValueError: a dimension that is not known, or a length beyond its maximum.
+        """
+        self._loop.config.set_lengths(self._loop.buffer(self._address), lengths)
+        self.tensors = self._loop.views_of_lengths(self._address)
+        return self.tensors
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What the ticket carries, by name: the student's ``input_config``, or a row's ``input_ids``, ``positions`` and ``segment_ids`` (a recipe's
+        ``input = "tokens"``). Not to be written, and gone when the function returns. Empty if it carries nothing."""
+        return self._inputs.carried(self._index)
+
+    @property
+    def rows(self) -> Batch:
+        """The rows that the tickets of all tasks of this call name, in the tasks' order, made from ``Worker(recipe=…)``: one forward pass takes
+        ``tasks[0].rows.input_ids``. Not to be written. The same object for each of the tasks.
+
+        Raises:
+            InvalidArgument: the worker has no recipe.
+            Refused: the student's rows are of another recipe or other data; names what differs.
+        """
+        return self._inputs.batch()
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """This task's row of :attr:`rows`: ``input_ids``, ``labels``, ``positions``, ``segment_ids`` and ``loss_mask`` by name, each ``row_length`` long."""
+        rows = self.rows
+        return {name: rows[name][self._index] for name in ("input_ids", "labels", "positions", "segment_ids", "loss_mask")}
 
     def __repr__(self) -> str:
         return f"Task(lane={self.lane}, step={self.step}, model_id={self.model_id!r}, attempt={self.attempt})"
+
+
+class Inputs:
+    """What the tasks of one call are to be made from, looked up when it is first asked for."""
+
+    def __init__(self, rows: Rows | None, worker: int, raw: bytes, as_torch: bool) -> None:
+        self._rows, self._worker, self._raw, self._as_torch = rows, worker, raw, as_torch
+        self._batch: Batch | None = None
+
+    def carried(self, index: int) -> dict[str, Any]:
+        """As :attr:`Task.inputs`."""
+        lib = _native.lib()
+        raw = self._raw[index * _TASK_SIZE : (index + 1) * _TASK_SIZE]
+        layout = lib.lw_worker_input_layout(self._worker, raw)
+        carried: dict[str, Any] = {}
+        for i in range(0 if layout is None else lib.lw_layout_count(layout)):
+            tensor = _structs.Tensor()
+            _native.check(lib.lw_worker_input(self._worker, raw, i, ctypes.byref(tensor)))
+            dtype = _NAMES[tensor.dtype]
+            memory: Any = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data)
+            array = np.ndarray(tuple(tensor.shape[: tensor.ndim]), _dtypes.storage_dtype(dtype), memory)
+            carried[tensor.name.decode()] = _dtypes.viewer(dtype, self._as_torch)(array)
+        return carried
+
+    def batch(self) -> Batch:
+        """As :attr:`Task.rows`."""
+        if self._batch is None:
+            if self._rows is None:
+                raise InvalidArgument("this worker has no recipe to make rows from: pass Worker(recipe=…)")
+            self._batch = self._rows.of_tasks(self._worker, self._raw, len(self._raw) // _TASK_SIZE)
+        return self._batch
 
 
 class WorkerLoop:
@@ -92,6 +185,9 @@ class WorkerLoop:
         self.serving = False
         self._size = options.slot_size
         self._lw_commit = _native.lib().lw_worker_commit
+        # Before anybody can give it tasks: datasets may have to be indexed.
+        self._rows = None if options.open_rows is None else options.open_rows()
+        self._as_torch = options.fill_fn is not None and _dtypes.use_torch(options.framework)
         self._handle: int | None = _open(options, timeout_s)
         # Held while the handle is used outside the loop, so that it is not freed meanwhile; re-entrant for signal handlers.
         self._use = threading.RLock()
@@ -102,9 +198,13 @@ class WorkerLoop:
         self._model_cfg: dict[str, Any] | None = None
         self._views: dict[int, dict[str, Any]] = {}
         self._plan: list[tuple[Any, ...]] = []
+        self._as_torch = False
+        self._stream: int | None = None
+        self._raw_tasks: dict[int, bytes] = {}
         at_exit(WORKERS, self, WorkerLoop._end)
         if options.fill_fn is not None and options.config is not None:
-            self._plan = view_plan(options.config, _dtypes.use_torch(options.framework))
+            self._as_torch = _dtypes.use_torch(options.framework)
+            self._plan = view_plan(options.config, self._as_torch)
 
     def serve(self, stopping: Callable[[], bool]) -> None:
         """Takes tasks and makes them, until stopped."""
@@ -172,16 +272,24 @@ class WorkerLoop:
 
     def _tasks(self, raw: bytes) -> list[tuple[Task, int]]:
         tasks: list[tuple[Task, int]] = []
-        for address, capacity, _, lane, step, seed, generation, id_at, id_len, config_at, config_len, _, attempt, _ in _TASK.iter_unpack(raw):
+        self._stream = None
+        self._raw_tasks.clear()
+        inputs = Inputs(self._rows, self._handle or 0, raw, self._as_torch)
+        for address, capacity, _, lane, step, seed, generation, id_at, id_len, config_at, config_len, _, attempt, flags in _TASK.iter_unpack(raw):
             if not tasks:
                 self._learn_model((id_at, id_len, config_at, config_len))
             task = Task()
             task.lane, task.step, task.seed, task.generation, task.attempt = lane, step, seed, generation, attempt
             task.model_id, task.model_cfg = self._model_id, self._model_cfg
+            task._inputs, task._index = inputs, len(tasks)
             if capacity < self._size:
                 raise Corrupt(f"the slot for {task} has {capacity} bytes; this worker's samples have {self._size}")
-            views = self._views.get(address)
-            task.tensors = self._make_views(address) if views is None else views
+            task._address, task._loop = address, self
+            if flags & _structs.ON_DEVICE:
+                address = self._on_device(task, raw, len(tasks))
+            else:
+                views = self._views.get(address)
+                task.tensors = self._make_views(address) if views is None else views
             tasks.append((task, address))
         return tasks
 
@@ -203,10 +311,37 @@ class WorkerLoop:
         # A slot's views depend on nothing but its address: one config, and the memory is the student's in any case.
         if len(self._views) >= _MOST_VIEWS:
             self._views.clear()
-        buffer: Any = (ctypes.c_ubyte * self._size).from_address(address)
-        views = make_views(self._plan, buffer)
+        views = make_views(self._plan, self.buffer(address))
         self._views[address] = views
         return views
+
+    @property
+    def config(self) -> BatchConfig:
+        """The tensors of a sample; a TypeError for a worker that was made without."""
+        if self._options.config is None:
+            raise TypeError("this worker was made without batch_config: it knows no tensors, only bytes")
+        return self._options.config
+
+    def buffer(self, address: int) -> Any:
+        """The memory of a task."""
+        return (ctypes.c_ubyte * self._size).from_address(address)
+
+    def views_of_lengths(self, address: int) -> dict[str, Any]:
+        """Views of all tensors whose lengths are set."""
+        return self.config.views(self.buffer(address), _dtypes.use_torch(self._options.framework))
+
+    def _on_device(self, task: Task, raw: bytes, index: int) -> int:
+        """Makes the tensors of a task on a device, which keep its memory mapped and are not kept here. Returns what :meth:`_write` takes for its address."""
+        own = raw[index * _TASK_SIZE : (index + 1) * _TASK_SIZE]
+        assert self._handle is not None
+        config = self._options.config
+        with_tensors = self._options.fill_fn is not None and config is not None
+        task.tensors = _device.worker_tensors(self._handle, own, config, self._as_torch) if with_tensors and config is not None else {}
+        if index == 0 and with_tensors:
+            # Whatever the function queues on this stream is waited for before its tasks are published.
+            self._stream = _device.current_stream(_device.device_of(_native.lib().lw_worker_tensor, self._handle, own))
+        self._raw_tasks[index] = own
+        return -1 - index
 
     def _write(self, address: int, data: Any, who: str, task: Task) -> None:
         try:
@@ -215,11 +350,18 @@ class WorkerLoop:
             raise TypeError(f"{who} returned a {type(data).__name__} for {task}; expected bytes, for example config.encode(...)") from None
         if view.nbytes != self._size:
             raise ValueError(f"{who} returned {view.nbytes} bytes for {task}; expected slot_size, {self._size}")
+        if address < 0:  # on a device
+            own = self._raw_tasks[-1 - address]
+            _native.check(_native.lib().lw_worker_write(self._handle, own, view.tobytes(), view.nbytes))
+            return
         memoryview((ctypes.c_char * self._size).from_address(address)).cast("B")[:] = view
 
     def _commit(self, raw: bytes, count: int) -> None:
-        status = self._lw_commit(self._handle, raw, None, count, None, None)
-        if status and status != Status.STALE:
+        status = self._lw_commit(self._handle, raw, None, count, self._stream, None)
+        if status == Status.TASK_FAILED:
+            # What a sample does not fulfil has failed its task and was logged by the library; the others are on their way.
+            _log.debug("worker: %s", _native.error(status))
+        elif status and status != Status.STALE:
             raise _native.error(status)
 
     def _fail(self, raw: bytes, task: Task, text: str) -> None:
@@ -297,6 +439,7 @@ def _open(options: WorkerOptions, timeout_s: float) -> int:
     c.endpoints = options.endpoints.to_c()
     c.slot_size, c.batch_size = options.slot_size, options.batch_size
     c.spin_us = options.spin_us
+    c.device = options.device
     c.worker_id = -1 if options.worker_id is None else options.worker_id
 
     def open_it(deadline: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from ctypes import c_size_t, c_void_p
@@ -15,7 +16,7 @@ from . import _dtypes, _native, _structs
 from .errors import Unsupported
 
 TENSORS = ("input_ids", "labels", "positions", "segment_ids", "loss_mask", "cu_seqlens")
-"""Names of a batch's tensors; the numbers beside them are attributes of the batch."""
+"""Names of every batch's tensors; the numbers beside them are attributes of the batch."""
 
 SEGMENT = np.dtype([(name, "<u8" if name == "document" else "<u4") for name, _ in _structs.Segment._fields_])
 """What is known of a piece of a document in a row: an element of :attr:`Batch.provenance`."""
@@ -38,7 +39,8 @@ class Batch:
     - ``positions`` (int64): the place in its document, which goes on counting where a document goes on in another row; 0 in padding;
     - ``segment_ids`` (int32): which document of its row, from 1; 0 in padding;
     - ``loss_mask`` (bool): whether the label counts;
-    - ``cu_seqlens`` (int32, ``[segments + 1]``): where segments start in the batch laid out as one sequence, and its end.
+    - ``cu_seqlens`` (int32, ``[segments + 1]``): where segments start in the batch laid out as one sequence, and its end;
+    - what teachers made (a recipe's ``[generate]``), by the names of its layout: ``batch["logits"]``, ``rows × shape``, zero for rows of padding.
 
     Attributes:
         step: the step that it belongs to, from 0.
@@ -47,6 +49,7 @@ class Batch:
         num_tokens: tokens of documents, padding left out.
         num_valid_tokens: labels that count; divide a loss by their sum over all ranks and microbatches of the step.
         max_seqlen: the longest segment of ``cu_seqlens``.
+        taught: names of the tensors that teachers made; empty without teachers.
         emit_positions: whether :meth:`to_training` gives positions, as ``pack_flat(emit_positions=…)`` said.
     """
 
@@ -55,14 +58,15 @@ class Batch:
         self._tensors: dict[str, Any] = {}
         self.emit_positions = True
         info = source.info
+        self.taught: tuple[str, ...] = tuple(source.taught)
         self.step, self.microbatch, self.microbatches = info["step"], info["microbatch"], info["microbatches"]
         self.num_rows, self.row_length = info["rows"], info["row_length"]
         self.num_tokens, self.num_valid_tokens, self.max_seqlen = info["num_tokens"], info["num_valid_tokens"], info["max_seqlen"]
 
     def numpy(self, name: str) -> np.ndarray:
         """The tensor of that name as a NumPy array that shares the batch's memory, whatever ``framework`` is; not to be written."""
-        if name not in TENSORS:
-            raise KeyError(f"a batch has no tensor {name!r}; it has {', '.join(TENSORS)}")
+        if name not in TENSORS and name not in self.taught:
+            raise KeyError(f"a batch has no tensor {name!r}; this one has {', '.join(self.keys())}")
         return self._source.array(name)
 
     def __getitem__(self, name: str) -> Any:
@@ -71,7 +75,7 @@ class Batch:
             if not self._as_torch:
                 array = array.view()
                 array.flags.writeable = False
-            tensor = self._tensors[name] = _dtypes.viewer(str(array.dtype), self._as_torch)(array)
+            tensor = self._tensors[name] = _dtypes.viewer(self._source.taught.get(name, str(array.dtype)), self._as_torch)(array)
         return tensor
 
     @property
@@ -106,7 +110,7 @@ class Batch:
 
     def keys(self) -> Iterator[str]:
         """Names of the tensors: ``dict(batch)`` has them all."""
-        return iter(TENSORS)
+        return iter(TENSORS + self.taught)
 
     @functools.cached_property
     def provenance(self) -> np.ndarray:
@@ -236,6 +240,11 @@ class _View:
         }
 
 
+def _dtypes_of(layout: int) -> dict[str, str]:
+    """Names and dtypes of a layout's tensors."""
+    return {spec["name"]: spec["dtype"] for spec in json.loads(_native.text(_native.lib().lw_layout_to_json, layout))["specs"]}
+
+
 class _Native:
     """One reference to an ``lw_batch``."""
 
@@ -246,6 +255,8 @@ class _Native:
         info = _structs.BatchInfo()
         _native.check(lib.lw_batch_describe(handle, ctypes.byref(info)))
         self.info = {name: getattr(info, name) for name, _ in info._fields_}
+        layout = lib.lw_batch_layout(handle)
+        self.taught = {} if layout is None else _dtypes_of(layout)
 
     def array(self, name: str) -> np.ndarray:
         tensor = _structs.Tensor()
@@ -275,15 +286,15 @@ class _Native:
 class _Copied:
     """What a batch holds, as arrays of its own: how it crosses processes."""
 
-    def __init__(self, info: dict[str, int], arrays: dict[str, np.ndarray]) -> None:
-        self.info, self.arrays = info, arrays
+    def __init__(self, info: dict[str, int], taught: dict[str, str], arrays: dict[str, np.ndarray]) -> None:
+        self.info, self.taught, self.arrays = info, taught, arrays
 
     @classmethod
     def of(cls, source: _Native | _Copied) -> _Copied:
         if isinstance(source, _Copied):
             return source
-        arrays = {name: source.array(name) for name in TENSORS}
-        return cls(source.info, arrays | {name: source.records(name) for name in ("segments", "rows", "hashes")})
+        arrays = {name: source.array(name) for name in (*TENSORS, *source.taught)}
+        return cls(source.info, source.taught, arrays | {name: source.records(name) for name in ("segments", "rows", "hashes")})
 
     def array(self, name: str) -> np.ndarray:
         return self.arrays[name]

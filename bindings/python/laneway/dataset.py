@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from . import _dtypes, _native, _structs
 from ._dtypes import Framework
 from ._endpoints import Endpoints
+from ._medium_glue import check_cuda
 from ._process import ProcessLock
 from ._student import OpenStudent, Options
 from .batch_config import BatchConfig
@@ -62,14 +63,14 @@ class DistillIterableDataset(_Base):
         max_retries: how often the first contact with the broker is tried. A slow teacher or a broker that restarts later is
             waited for without limit.
         retry_delay: seconds to wait before the second try; doubled for each one after, up to a second.
-        medium: None or ``"shm"``, ``"file:/path"`` (``{lane}`` in it is replaced, needed where several processes iterate), or
+        medium: None or ``"shm"``, ``"cuda"``, ``"file:/path"`` (``{lane}`` in it is replaced, needed where several processes iterate), or
             a function from a lane to a :class:`~laneway.mediums.Medium`.
         max_workers, max_batch: as for :class:`~laneway.StudentClient`.
         max_attempts: how often a ticket is tried before :class:`~laneway.TaskError` is raised.
         seed: the run's seed; None is that of the client which ``generation_value`` came from, else 0.
         tags: adds ``_lane``, ``_step`` and ``_generation`` (ints) to each sample.
         framework: ``"torch"``, ``"numpy"``, or ``"auto"``: torch where it can be imported.
-        spin_us: as for :class:`~laneway.StudentClient`.
+        spin_us, device, fallback, pin_memory: as for :class:`~laneway.StudentClient`.
     """
 
     def __init__(
@@ -90,6 +91,9 @@ class DistillIterableDataset(_Base):
         tags: bool = False,
         framework: Framework = "auto",
         spin_us: int | None = None,
+        device: int | None = None,
+        fallback: str | None = None,
+        pin_memory: bool = False,
     ) -> None:
         shared = generation_value if isinstance(generation_value, GenerationValue) else None
         endpoints = Endpoints() if shared is None else shared.endpoints
@@ -107,6 +111,7 @@ class DistillIterableDataset(_Base):
             endpoints=endpoints,
             group=None if shared is None else shared.group,
             dataset=True,
+            cuda=check_cuda(medium, device, fallback, pin_memory),
             prefetch=slot_count,
             spin_us=check_spin(spin_us),
             max_workers=check_count("max_workers", max_workers, 1),
@@ -157,8 +162,8 @@ class DistillIterableDataset(_Base):
 
     def unpack(self, student: OpenStudent, raw: bytes, as_torch: bool) -> dict[str, Any]:
         """The tensors of a sample, as views that keep its slot."""
-        address, _, lane, step, _, generation, *_ = _structs.SAMPLE.unpack(raw)
-        tensors = student.tensors(student.lease(raw, address), as_torch)
+        _, _, lane, step, _, generation, *_ = _structs.SAMPLE.unpack(raw)
+        tensors = student.views(raw, as_torch)
         if self._tags:
             tensors.update(zip(TAGS, (lane, step, generation), strict=True))
         return tensors

@@ -17,8 +17,9 @@ from ._open_loader import OpenLoader, ProgressFn, Tuning
 from ._process import ProcessLock
 from .batch import Batch
 from .errors import Closed, InvalidArgument
+from .generate import GenerateOptions
 from .recipe import Recipe
-from .student import check_count
+from .student import check_count, to_json
 
 State = Mapping[str, Any]
 """A checkpoint: ``{"meta": {…}, "lanes": {"17": "…", …}}``, for ``json.dump`` or torch's distributed checkpoint."""
@@ -49,6 +50,8 @@ class Loader:
         progress: what is told of indexing and of counting tokens: ``"auto"`` is a bar on a terminal, True a bar, None nobody, or
             ``f(what, done, total)``, called on any thread.
         framework: ``"torch"``, ``"numpy"``, or ``"auto"``: torch where it can be imported.
+        generate: where the teachers are, for a recipe with a ``[generate]``: :class:`~laneway.GenerateOptions`; True: at the default broker;
+            False: nobody is asked, and batches hold rows alone.
 
     Raises:
         InvalidArgument, DataError: what is wrong in the recipe, with the line. What is wrong with the data is said by the first call that opens it.
@@ -71,6 +74,7 @@ class Loader:
         operators: Iterable[Operator] = (),
         progress: ProgressFn | bool | str | None = "auto",
         framework: Framework = "auto",
+        generate: GenerateOptions | bool = True,
     ) -> None:
         self.recipe = Recipe.of(recipe)
         self.rank, self.ranks = check_count("rank", rank, 0), check_count("ranks", ranks, 1)
@@ -83,6 +87,7 @@ class Loader:
             cache_dir=None if cache_dir is None else os.fspath(cache_dir),
             memory_budget=check_count("memory_budget", memory_budget, 0, 2**63 - 1),
             task_bytes=check_count("task_bytes", task_bytes, 1, 2**31),
+            generate=_as_generate(generate),
         )
         self._functions, self._operators = _as_functions(functions), _as_operators(operators)
         self._set_manner(progress, framework)
@@ -181,6 +186,23 @@ class Loader:
             weights = [weights[name] for name in names]
         opened.set_mixture([float(w) for w in weights], check_count("from_step", from_step, 0, 2**63 - 1))
 
+    def set_model(self, model_id: str, model_cfg: Mapping[str, Any] | None = None, *, from_step: int) -> None:
+        """Has teachers make the rows from ``from_step`` on with another model (of a recipe with a ``[generate]``). Every rank sets the same, and
+        rank 0 tells the workers; it is kept in checkpoints.
+
+        Args:
+            model_id: any text, of any length.
+            model_cfg: anything that JSON can carry, or an OmegaConf node; workers get an equal ``dict``.
+            from_step: the first step whose rows it makes.
+
+        Raises:
+            InvalidArgument: too early, with the first step that is possible.
+            Unsupported: there are no teachers.
+        """
+        if not isinstance(model_id, str):
+            raise TypeError(f"model_id is a {type(model_id).__name__}; expected a str")
+        self._opened().set_model(model_id, to_json(model_cfg), check_count("from_step", from_step, 0, 2**63 - 1))
+
     @property
     def step(self) -> int:
         """The step of the next batch."""
@@ -196,7 +218,8 @@ class Loader:
     def stats(self) -> dict[str, Any]:
         """What was done: ``batches`` taken and ``waited_ns`` for them, ``bytes_read``, ``tokenizer`` (the engine, and why); over this rank's lanes,
         what was made ahead included: ``documents``, ``tokens``, ``rows``, ``epoch``, ``truncated_tokens``, and documents left out: ``empty``, ``filtered``,
-        ``skipped``, ``dropped`` (``dropped_tokens``)."""
+        ``skipped``, ``dropped`` (``dropped_tokens``); ``generate``: what a :class:`~laneway.StudentClient`'s ``stats`` say of the student that asks the
+        teachers, or None."""
         return json.loads(self._opened().text("lw_loader_stats"))  # type: ignore[no-any-return]
 
     @property
@@ -281,6 +304,12 @@ def _as_operators(given: Iterable[Operator]) -> list[Operator]:
         if not isinstance(operator, Operator):
             raise TypeError(f"operators holds a {type(operator).__name__}; expected laneway.Operator")
     return operators
+
+
+def _as_generate(given: GenerateOptions | bool) -> GenerateOptions | bool:
+    if isinstance(given, (bool, GenerateOptions)):
+        return given
+    raise TypeError(f"generate is a {type(given).__name__}; expected laneway.GenerateOptions, True or False")
 
 
 def _as_functions(given: Iterable[Function] | Mapping[str, Callable[[str], str]]) -> list[Function]:

@@ -5,7 +5,8 @@ write; the student reads. Which slot holds what, and whose turn it is, stays in 
 the same tickets, fences and recovery, and none needs a lock.
 
 ``medium=`` of a :class:`~laneway.StudentClient` takes ``None`` or ``"shm"`` (anonymous shared memory, the default: nothing
-to clean up, direct views), ``"file:/path"`` (a mapped file), or an object of this module. For a medium of one's own the
+to clean up, direct views), ``"cuda"`` (a GPU's memory, which workers of the same host write directly), ``"file:/path"`` (a mapped
+file), or an object of this module. For a medium of one's own the
 worker is told its class: ``Worker(..., medium=FileMedium)``.
 """
 

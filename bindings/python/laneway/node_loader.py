@@ -81,6 +81,7 @@ class NodeLoader(Loader):
             cache_dir=None if cache_dir is None else os.fspath(cache_dir),
             memory_budget=0,
             task_bytes=0,
+            generate=False,
             name=name,
             peers=check_count("peers", peers, 1, 64),
             spin_us=check_count("spin_us", spin_us, 0, 2**32 - 1),

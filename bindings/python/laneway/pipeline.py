@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -11,10 +12,12 @@ from ._builder import UNSUPPORTED_METHODS, Options, Payload, Transform, WrittenT
 from ._operators import Operator, SampleRecord
 from ._published import PublishedSteps
 from .batch import Batch
+from .batch_config import BatchConfig
 from .errors import Closed, InvalidArgument, Unsupported
+from .generate import GenerateOptions
 from .loader import Loader, State
 from .recipe import Recipe
-from .student import check_count
+from .student import check_count, to_json
 from .work import WorkSource
 
 _ANY_PLACE = ("auto", "local")
@@ -43,6 +46,8 @@ class Pipeline(PublishedSteps):
         self._pack: dict[str, Any] | None = None
         self._shuffle: dict[str, Any] = {"buffer_size": 0}
         self._microbatch_size: int | None = None
+        self._generate: dict[str, Any] | None = None
+        self._reached: GenerateOptions | bool = True
         self._tail = "drop"
         self._batch_maps: list[tuple[Callable[[Batch], Any], bool]] = []
         self._emit_positions = True
@@ -65,6 +70,7 @@ class Pipeline(PublishedSteps):
             prefetch_batches: batches made ahead.
             io_options: ``{"cache": {"enabled": …, "root": folder}}``: where indexes and counts are kept; they are kept in any case.
             deterministic: changes nothing: batches are the same whatever the threads, at no cost.
+            mapping_strategy: changes nothing: a rank owns neighbouring lanes, and the global batch is the same in any case.
             memory_budget, progress, framework: as for :class:`~laneway.Loader`.
 
         The published options that tune runners, queues between processes, flushes, downloads and shared memory are accepted and change nothing.
@@ -270,6 +276,48 @@ class Pipeline(PublishedSteps):
         self._tail = "drop" if drop_last else "pad"
         return self._place(placement, None)
 
+    def generate(
+        self,
+        model_id: str,
+        layout: BatchConfig,
+        batch_size: int = 8,
+        *,
+        model_cfg: Mapping[str, Any] | None = None,
+        input: str = "ticket",
+        options: GenerateOptions | bool = True,
+        placement: str = "auto",
+        parallelism: int | None = None,
+    ) -> Pipeline:
+        """Teachers make a sample for each row: workers of a broker (:class:`~laneway.Worker` with this pipeline's :attr:`recipe`), whatever their number.
+        Batches then have the layout's tensors, ``batch["logits"]``: ``rows × shape``.
+
+        Args:
+            model_id, model_cfg: what they make it with, from step 0 on; :meth:`set_model` changes it at a step. None has no place in ``model_cfg``.
+            layout: the tensors that are made of a row.
+            batch_size: most rows that a worker takes at once.
+            input: what a worker is given of a row: ``"ticket"``, from which it makes the row itself (``task.rows``), or ``"tokens"``, the row
+                (``task.inputs``).
+            options: where the workers are. It changes no byte.
+        """
+        self._change()
+        if not isinstance(layout, BatchConfig):
+            raise TypeError(f"layout is a {type(layout).__name__}; expected a BatchConfig")
+        specs = [{"name": s.name, "shape": list(s.shape), "dtype": s.dtype} for s in layout.specs]
+        cfg = None if model_cfg is None else json.loads(to_json(model_cfg) or "{}")
+        if _has_none(cfg):
+            raise InvalidArgument("model_cfg holds None, for which a recipe has no form; leave the key out")
+        self._generate = {"model_id": model_id, "model_cfg": cfg, "layout": specs, "batch_size": batch_size, "input": input}
+        self._reached = options
+        return self._place(placement, parallelism)
+
+    def set_model(self, model_id: str, model_cfg: Mapping[str, Any] | None = None, *, from_step: int) -> None:
+        """:meth:`Loader.set_model`."""
+        self.loader.set_model(model_id, model_cfg, from_step=from_step)
+
+    def set_mixture(self, weights: Mapping[str, float] | Sequence[float], from_step: int) -> None:
+        """:meth:`Loader.set_mixture`."""
+        self.loader.set_mixture(weights, from_step)
+
     def map_batch(
         self, transform_fn: Callable[[Batch], Any], *, drop_none: bool = True, placement: str = "auto", parallelism: int | None = None
     ) -> Pipeline:
@@ -354,6 +402,7 @@ class Pipeline(PublishedSteps):
                 operators=self._operators,
                 progress=options.progress,
                 framework=options.framework,
+                generate=self._reached,
             )
             if self._restored is not None:
                 loader.load_state_dict(self._restored)
@@ -467,6 +516,7 @@ class Pipeline(PublishedSteps):
             "pack": pack,
             "shuffle": {**keys.get("shuffle", {}), **self._shuffle},
             "batch": {**batch_keys(self._options, self._microbatch_size, restored), "tail": self._tail},
+            "generate": self._generate,
         }
         return Recipe.from_dict(keys), functions
 
@@ -482,9 +532,13 @@ class Pipeline(PublishedSteps):
         raise TypeError("this Pipeline is in use, and cannot be pickled with its place; pickle it before its first use, or send checkpoint()")
 
 
+def _has_none(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(v is None or _has_none(v) for v in value.values())
+    return isinstance(value, list) and any(v is None or _has_none(v) for v in value)
+
+
 def recipe_rows(recipe: Recipe) -> int:
     """Rows of the first step."""
-    import json
-
     rows = json.loads(recipe.fields()["batch.global_batch"])
     return int(rows if isinstance(rows, int) else rows[0][1])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _native
+from .batch_config import BatchConfig
 
 
 class Recipe:
@@ -81,6 +82,15 @@ class Recipe:
     def fingerprint(self) -> int:
         """Equal for recipes that give the same bytes from the same data and tokenizer."""
         return _native.lib().lw_recipe_fingerprint(self._handle)  # type: ignore[no-any-return]
+
+    def taught_config(self) -> BatchConfig | None:
+        """The tensors that teachers make of a row, as its ``[generate]`` says; None where it has none."""
+        layout = self.fields().get("generate.layout")
+        if layout is None:
+            return None
+        import tomllib
+
+        return BatchConfig(tomllib.loads(f"layout = {layout}")["layout"])
 
     def difference(self, other: Recipe) -> str:
         """The first field in which two recipes differ, for people; empty if they give the same bytes."""

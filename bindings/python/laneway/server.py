@@ -65,6 +65,7 @@ class Server:
             cache_dir=None if cache_dir is None else os.fspath(cache_dir),
             memory_budget=check_count("memory_budget", memory_budget, 0, 2**63 - 1),
             task_bytes=check_count("task_bytes", task_bytes, 1, 2**31),
+            generate=False,
         )
         self._functions, self._operators = _as_functions(functions), _as_operators(operators)
         self._watch = _Watch(progress)

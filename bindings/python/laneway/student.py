@@ -12,10 +12,11 @@ from typing import Any
 from . import _dtypes, _native, _structs
 from ._dtypes import Framework
 from ._endpoints import Endpoints
+from ._medium_glue import check_cuda
 from ._process import ProcessLock
-from ._student import OpenStudent, Options, find_open
+from ._student import DeviceLease, OpenStudent, Options, find_open
 from .batch_config import BatchConfig
-from .errors import Closed
+from .errors import Closed, Unsupported
 from .mediums import Medium
 
 _CONNECT_S = 10.0
@@ -36,6 +37,7 @@ class SampleRef:
         generation: the model that it was made by, as :meth:`StudentClient.set_model` returned it.
         slot_id: the slot that it lies in.
         copied: whether it is a copy outside the slots, because holding one more slot would have stopped the others.
+        on_device: whether it lies on a CUDA device.
     """
 
     __slots__ = (
@@ -50,6 +52,7 @@ class SampleRef:
         "copied",
         "generation",
         "lane",
+        "on_device",
         "seed",
         "slot_id",
         "step",
@@ -62,38 +65,63 @@ class SampleRef:
         self._released = False
         (self._address, _, self.lane, self.step, self.seed, self.generation, _, _, self.slot_id, flags) = _structs.SAMPLE.unpack(raw)
         self.copied = bool(flags & _structs.SAMPLE_COPIED)
+        self.on_device = bool(flags & _structs.ON_DEVICE)
 
     @property
     def data(self) -> Any:
         """All bytes of the sample, as a writable buffer that shares the slot's memory; :meth:`BatchConfig.decode` takes it.
-        Writing to it, or to a tensor, changes what this process reads and nothing else."""
+        Writing to it, or to a tensor, changes what this process reads and nothing else. A sample on a device has none: use
+        :attr:`tensors`, or :meth:`read`."""
+        if self.on_device:
+            raise Unsupported(f"{self} lies on a CUDA device, where no buffer reaches: use sample.tensors, or sample.read() for a copy")
+        return self._hold()
+
+    def _hold(self) -> Any:
         if self._lease is None:
-            if self._released:
-                raise Closed(f"the sample (lane {self.lane}, step {self.step}) was released; read it before")
-            self._lease = self._owner.lease(self._raw, self._address)
+            self._check_held()
+            self._lease = DeviceLease(self._owner, self._raw) if self.on_device else self._owner.lease(self._raw, self._address)
         return self._lease
+
+    def _check_held(self) -> None:
+        if self._released:
+            raise Closed(f"the sample (lane {self.lane}, step {self.step}) was released; read it before")
+
+    def read(self) -> bytes:
+        """A copy of all bytes of the sample, wherever it lies; :meth:`BatchConfig.decode` takes it."""
+        self._check_held()
+        return self._owner.read(self._raw)
 
     @property
     def tensors(self) -> dict[str, Any]:
-        """The tensors by name: torch tensors, or NumPy arrays (see ``framework`` of the client), sharing the slot's memory."""
+        """The tensors by name: torch tensors, or NumPy arrays (see ``framework`` of the client), sharing the slot's memory. On a device, torch
+        tensors of that device, or :class:`~laneway.DeviceTensor` objects, which any library that knows DLPack takes."""
         tensors = self._tensors
         if tensors is None:
-            tensors = self._tensors = self._owner.tensors(self.data, self._as_torch)
+            held = self._hold()
+            if self.on_device:
+                tensors = self._owner.device_tensors(held, self._raw, self._as_torch)
+            else:
+                tensors = self._owner.tensors(held, self._as_torch)
+            self._tensors = tensors
         return tensors
 
     def __getitem__(self, name: str) -> Any:
         return (self._tensors or self.tensors)[name]
 
-    def release(self) -> None:
-        """Gives the slot back as soon as no view of it is left. May be called twice."""
+    def release(self, stream: int | None = None) -> None:
+        """Gives the slot back as soon as no view of it is left. May be called twice.
+
+        On a device, work that was queued before may still read it: the slot is used again once all of that on ``stream`` (the number of a
+        ``cudaStream_t``) is done, and this does not wait. None is torch's current stream; without torch, all that this process has queued on the device.
+        """
         if self._released:
             return
-        self._released = True
-        self._tensors = None
         if self._lease is None:
-            self._owner.release(self._raw)
-        else:
-            self._lease = None
+            self._owner.release(self._raw, stream)
+        elif stream is not None and self.on_device:
+            self._lease.stream = stream
+        self._released = True
+        self._tensors = self._lease = None
 
     def __enter__(self) -> SampleRef:
         return self
@@ -167,7 +195,11 @@ class StudentClient:
         slot_count: samples in flight and held at once.
         batch_config: the tensors of a sample.
         frontend_endpoint, control_endpoint, control_pub_endpoint: the broker's addresses; None is the default.
-        medium: where samples lie: None or ``"shm"``, ``"file:/path"``, or a :class:`~laneway.mediums.Medium`.
+        medium: where samples lie: None or ``"shm"``, ``"cuda"`` (a GPU's memory), ``"file:/path"``, or a :class:`~laneway.mediums.Medium`.
+        device: for ``"cuda"`` and ``pin_memory``: the CUDA device's number in this process; None is 0.
+        fallback: what is done where CUDA is not to be had: None is an error that says why, ``"shm"`` shared memory, said in the log. With
+            ``"cuda"``, ``"shm"`` also lets workers in that cannot open the device's memory; they go through the host's.
+        pin_memory: page-locks ``"shm"``, so that copies to the GPU run beside everything else (``tensor.to(device, non_blocking=True)``).
         group: separates jobs on one broker; None is torchrun's run id, else its master's address and port, else ``"default"``.
         prefetch: tickets opened ahead of the one that is waited for.
         max_workers, max_batch: workers that can be attached at once, and tasks that each may take at once; address space for
@@ -177,6 +209,7 @@ class StudentClient:
         broker: ``"embedded"`` starts a ``laneway broker`` process unless one answers; it ends after its last student and worker.
         framework: ``"torch"``, ``"numpy"``, or ``"auto"``: torch where it can be imported.
         spin_us: microseconds to look before sleeping when nothing is there; None: what pays on this machine.
+        input_config: the tensors that each ticket carries for its worker (``task.inputs``), given by :meth:`give`; None: tickets carry none.
     """
 
     def __init__(
@@ -198,6 +231,10 @@ class StudentClient:
         broker: str | None = None,
         framework: Framework = "auto",
         spin_us: int | None = None,
+        input_config: BatchConfig | None = None,
+        device: int | None = None,
+        fallback: str | None = None,
+        pin_memory: bool = False,
     ) -> None:
         if broker not in (None, "embedded"):
             raise ValueError(f"broker is {broker!r}; expected None (one runs already) or 'embedded'")
@@ -208,6 +245,7 @@ class StudentClient:
             endpoints=Endpoints(frontend_endpoint, None, control_endpoint, control_pub_endpoint),
             group=group,
             medium=medium,
+            cuda=check_cuda(medium, device, fallback, pin_memory),
             prefetch=check_count("prefetch", prefetch, 0),
             max_workers=check_count("max_workers", max_workers, 1),
             max_batch=check_count("max_batch", max_batch, 1),
@@ -215,6 +253,7 @@ class StudentClient:
             seed=check_count("seed", seed, 0, 2**64 - 1),
             embedded_broker=broker == "embedded",
             spin_us=check_spin(spin_us),
+            input_config=None if input_config is None else check_config(input_config),
         )
         self._framework: Framework = framework
         self._as_torch = False
@@ -265,7 +304,25 @@ class StudentClient:
         """
         if not isinstance(model_id, str):
             raise TypeError(f"model_id is a {type(model_id).__name__}; expected a str")
-        return self._open().set_model(model_id, _to_json(model_cfg), timeout_s)
+        return self._open().set_model(model_id, to_json(model_cfg), timeout_s)
+
+    def give(self, *inputs: Mapping[str, Any] | bytes) -> None:
+        """Gives the inputs of the next tickets, in their order: for each its tensors by name, or their bytes as ``input_config.encode`` gives them.
+
+        A ticket is opened once its input was given, so give as many ahead as samples are wanted in flight. They are copied. A ticket that is made
+        again keeps its input.
+
+        Raises:
+            ValueError: they do not fit ``input_config``; names the tensor.
+        """
+        config = self._options.input_config
+        if config is None:
+            raise ValueError("this StudentClient has no input_config: its tickets carry no inputs")
+        data = [bytes(i) if isinstance(i, (bytes, bytearray, memoryview)) else bytes(config.encode(**i)) for i in inputs]
+        for n, one in enumerate(data):
+            if len(one) != config.nbytes():
+                raise ValueError(f"input {n} has {len(one)} bytes; input_config has {config.nbytes()}")
+        self._open().give(data)
 
     def request_sample(self, timeout_ms: float | None = 1000) -> SampleRef | None:
         """The next sample, or None if it is not there within ``timeout_ms`` (None: waits for ever).
@@ -371,7 +428,8 @@ def check_spin(spin_us: int | None) -> int:
     return _structs.SPIN_ADAPTIVE if spin_us is None else check_count("spin_us", spin_us, 0)
 
 
-def _to_json(config: Any) -> str | None:
+def to_json(config: Any) -> str | None:
+    """A model's configuration as the library takes it."""
     if config is None:
         return None
     if type(config).__module__.partition(".")[0] == "omegaconf":

@@ -89,7 +89,7 @@ class StaticMixtureWorkSource(WorkSource):
         seed: of every order.
         shuffle_shards: False, with nothing else set, leaves documents in their order.
         shuffle_within_shard: as published; blocks of documents are shuffled inside as well anyhow.
-        shuffle_block_size: ``"global"`` shuffles single documents over the whole dataset; None or ``"auto"``: in blocks that are read together.
+        shuffle_block_size: ``"global"`` shuffles single documents over the whole dataset; None, ``"auto"`` or a number: in blocks that are read together.
         exhausted_policy: ``"repeat"``, ``"stop"`` or ``"redistribute"``, for all or by name: what happens when a dataset was gone through. ``"repeat"``
             for all is a stream without an end. A dataset that is not named stops.
         reshuffle_on_repeat: only True: each epoch has an order of its own.
@@ -97,7 +97,7 @@ class StaticMixtureWorkSource(WorkSource):
         stop_after_passes: ends the stream when the slowest dataset was gone through so often; the others repeat meanwhile. With neither
             ``exhausted_policy`` nor ``max_repeats`` given it is 1, as published; None: ``exhausted_policy`` says it. Which dataset is slowest is told from
             numbers of documents, or, by tokens, of bytes.
-        lane_assignment: only ``"permute"``.
+        lane_assignment: ``"permute"`` or ``"modulo"``; changes nothing: blocks are dealt to lanes by a key, so none gets the same places of every round.
         token_estimation: given: weights count tokens; None: documents.
 
     A stream that ends is counted first: all documents are read and tokenized once, and the counts are kept in the cache.
@@ -129,8 +129,8 @@ class StaticMixtureWorkSource(WorkSource):
         self.weights = {name: float(weights[name]) for name in names}
         if chunk_size <= 0:
             raise ValueError(f"chunk_size is {chunk_size}; expected above 0")
-        if lane_assignment != "permute":
-            raise Unsupported(f"lane_assignment is {lane_assignment!r}; this build has 'permute' only")
+        if lane_assignment not in ("permute", "modulo"):
+            raise ValueError(f"lane_assignment is {lane_assignment!r}; expected 'permute' or 'modulo'")
         if not all(_by_name(reshuffle_on_repeat, names, True, "reshuffle_on_repeat").values()):
             raise Unsupported("reshuffle_on_repeat=False: each epoch has an order of its own here; leave it out")
         if token_estimation is not None and not isinstance(token_estimation, TokenEstimation):
@@ -201,8 +201,8 @@ def _end(name: str, policy: str, repeats: int | None) -> dict[str, Any]:
 def _order(shards: bool, within: bool, block: int | str | None) -> str:
     if block == "global":
         return "global"
-    if block not in (None, "auto"):
-        raise Unsupported(f"shuffle_block_size is {block!r}; blocks are what is read together here: use None, 'auto' or 'global'")
+    if block not in (None, "auto") and (isinstance(block, (bool, str)) or block < 1):
+        raise ValueError(f"shuffle_block_size is {block!r}; expected None, 'auto', 'global' or a number above 0")
     if not shards and within:
         raise Unsupported("shuffle_within_shard=True with shuffle_shards=False: this build shuffles both, or neither")
     return "blocks" if shards else "none"

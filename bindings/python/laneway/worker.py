@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from . import _structs
 from ._dtypes import Framework
 from ._endpoints import Endpoints
 from ._process import ProcessLock
 from ._worker_loop import Task, WorkerLoop, WorkerOptions
+from ._functions import Function
+from ._operators import Operator
 from .batch_config import BatchConfig
 from .errors import Timeout
 from .mediums import Medium
+from .recipe import Recipe
+from .rows import Rows
 from .student import check_config, check_count, check_spin
 
 __all__ = ["Task", "Worker"]
@@ -44,12 +50,18 @@ class Worker:
         slot_size: bytes of a sample; left out where ``batch_config`` says it.
         backend_endpoint, control_pub_endpoint: the broker's addresses; None is the default.
         worker_id: a number for logs and statistics; None is the process id.
-        medium: classes (or one) of mediums of one's own that it can write; ``shm`` and ``file`` it always can.
+        medium: classes (or one) of mediums of one's own that it can write; ``shm``, ``cuda`` and ``file`` it always can.
         fill_fn: ``(tasks) -> None``, or one ``bytes`` for each task.
-        batch_config: the tensors of a sample; students with other ones are refused by name of what differs.
+        batch_config: the tensors of a sample; students with other ones are refused by name of what differs. None: those of ``recipe``'s
+            ``[generate]``.
         batch_size: most tasks at once. Students allow 8 unless their ``max_batch`` says more.
         framework: what ``task["x"]`` is: ``"torch"``, ``"numpy"``, or ``"auto"``: torch where it can be imported.
         spin_us: microseconds to look before sleeping when nothing is there; None: what pays on this machine.
+        recipe: what :class:`~laneway.Rows` takes: from it the worker makes the rows that tickets name, :attr:`Task.rows`, so that only tickets travel.
+        functions, operators, cache_dir: of that recipe, as for :class:`~laneway.Loader`.
+        device: where samples are made for students whose medium is ``"cuda"``. None: in host memory, from where the library copies them up, so that every
+            function works as it is. ``"student"``: on the student's device, in its memory, without a copy; ``task["x"]`` is then a tensor
+            of that device. A number: on that CUDA device of this process, from where they are copied if it is another one.
     """
 
     def __init__(
@@ -66,12 +78,24 @@ class Worker:
         batch_size: int = 1,
         framework: Framework = "auto",
         spin_us: int | None = None,
+        recipe: Recipe | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+        functions: Iterable[Function] | Mapping[str, Callable[[str], str]] = (),
+        operators: Iterable[Operator] = (),
+        cache_dir: str | os.PathLike[str] | None = None,
+        device: int | str | None = None,
     ) -> None:
         if (generator_fn is None) == (fill_fn is None):
             raise TypeError("pass either generator_fn or fill_fn")
         function = fill_fn if generator_fn is None else generator_fn
         if not callable(function):
             raise TypeError(f"{'fill_fn' if generator_fn is None else 'generator_fn'} is {function!r}; expected a function")
+        open_rows = None
+        if recipe is not None:
+            if fill_fn is None:
+                raise TypeError("recipe needs fill_fn: a generator_fn does not see tickets")
+            read = Recipe.of(recipe)
+            open_rows = functools.partial(Rows, read, functions=functions, operators=operators, cache_dir=cache_dir, framework=framework)
+            batch_config = read.taught_config() if batch_config is None else batch_config
         if fill_fn is not None and batch_config is None:
             raise TypeError("fill_fn needs batch_config, which says what tensors there are")
         if fill_fn is None and batch_size != 1:
@@ -86,8 +110,10 @@ class Worker:
             worker_id=None if worker_id is None else check_count("worker_id", worker_id, 0, 2**63 - 1),
             endpoints=Endpoints(None, backend_endpoint, None, control_pub_endpoint),
             mediums=_medium_classes(medium),
+            device=_device_number(device),
             framework=framework,
             spin_us=check_spin(spin_us),
+            open_rows=open_rows,
         )
         self._lock = ProcessLock()
         self._loop: WorkerLoop | None = None
@@ -219,9 +245,20 @@ def _slot_size(slot_size: int | None, config: BatchConfig | None) -> int:
     return size
 
 
+def _device_number(device: int | str | None) -> int:
+    """The library's number for where samples are made."""
+    if device is None:
+        return _structs.MAKE_IN_HOST_MEMORY
+    if device == "student":
+        return _structs.MAKE_ON_STUDENTS_DEVICE
+    if isinstance(device, str):
+        raise ValueError(f"device is {device!r}; expected None, 'student', or a CUDA device's number in this process")
+    return check_count("device", device, 0)
+
+
 def _medium_classes(medium: Any) -> tuple[Any, ...]:
     if medium is None:
         return ()
     given = tuple(medium) if isinstance(medium, (list, tuple)) else (medium,)
     # The built-in ones need no mention, but naming them as for a student is no mistake.
-    return tuple(m for m in given if not (isinstance(m, str) and (m == "shm" or m.startswith("file"))))
+    return tuple(m for m in given if not (isinstance(m, str) and (m in ("shm", "cuda") or m.startswith("file"))))

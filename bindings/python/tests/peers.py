@@ -15,6 +15,47 @@ from laneway import BatchConfig, Task, TensorSpec, Worker, setup_logging
 CONFIG = BatchConfig([TensorSpec("ticket", (4,), "int64"), TensorSpec("x", (1024,), "float32")])
 
 
+# A teacher's top-k logits of texts of different lengths.
+RAGGED = BatchConfig(
+    [
+        TensorSpec("ids", ["seq<=7", 4], "int32", min=0, max=49),
+        TensorSpec("logits", ["seq<=7", 4], "bfloat16", finite=True),
+        TensorSpec("tag", (), "int64"),
+    ]
+)
+LENGTHS = (0, 1, 7, 3)
+
+
+def ragged_sample(step: int) -> dict[str, np.ndarray]:
+    """The tensors of that step; bfloat16 as its bits."""
+    n = LENGTHS[step % len(LENGTHS)]
+    ids = (np.arange(n * 4, dtype=np.int32).reshape(n, 4) + step) % 50
+    logits = np.linspace(-3, 3, n * 4, dtype=np.float32).reshape(n, 4) + step
+    return {"ids": ids, "logits": (logits.view(np.uint32) >> 16).astype(np.uint16), "tag": np.array(step)}
+
+
+def ragged(tasks: list[Task]) -> list[bytes] | None:
+    """In place after ``set_length``, by assignment, or as bytes."""
+    task = tasks[0]
+    sample = ragged_sample(task.step)
+    how = sys.argv[2]
+    if how == "bytes":
+        return [RAGGED.encode(**sample)]
+    if how == "forget":
+        return None
+    if how == "assign":
+        for name, value in sample.items():
+            task[name] = value
+        return None
+    views = task.set_length(seq=len(sample["ids"]))
+    for name, value in sample.items():
+        assert views[name].shape == value.shape
+        views[name].view(value.dtype)[...] = value
+    if how == "bad" and task.step == 2:
+        {0: views["ids"], 1: views["logits"].view(np.uint16), 2: views["logits"].view(np.uint16)}[task.attempt][3, 2] = (50, 0x7FC0, 0xFF80)[task.attempt]
+    return None
+
+
 def mark(task: Task) -> None:
     """The ticket, and a payload in which every word depends on it."""
     task["ticket"][:] = np.array([task.lane, task.step, task.generation, task.seed & 0x7FFF_FFFF])
@@ -60,6 +101,9 @@ def main() -> None:
     kind = sys.argv[1]
     if kind in ("generate", "wrong-size"):
         Worker({"generate": generate, "wrong-size": wrong_size}[kind], slot_size=CONFIG.nbytes()).run()
+        return
+    if kind == "ragged":
+        Worker(fill_fn=ragged, batch_config=RAGGED, framework="numpy").run()
         return
     functions = {"fill": fill, "slow": slow, "raise": raises, "wrong-count": wrong_count}
     batch = int(sys.argv[2]) if kind == "fill" and len(sys.argv) > 2 else 4

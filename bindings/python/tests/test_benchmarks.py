@@ -13,10 +13,10 @@ import pytest
 BENCHES = Path(__file__).parents[3] / "benches"
 
 
-def run(tmp_path: Path, *rows: str) -> tuple[str, list[dict]]:
+def run(tmp_path: Path, *rows: str, **env: str) -> tuple[str, list[dict]]:
     """What was printed, and the rows of the JSON file."""
     command = [sys.executable, BENCHES / "run.py", "--rounds", "1", "--seconds", "0.02", "--results", tmp_path, "--only", *rows]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **env})
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, json.loads(next(tmp_path.glob("*.json")).read_text())["rows"]
 
@@ -37,6 +37,42 @@ def test_the_exchange_is_measured_beside_its_peers(tmp_path):
         assert all(aim["value"] > 0 and aim["met"] is not None for aim in row["aims"])
         for windows in row["raw"].values():
             assert all(w["samples"] > 0 and w["wall_s"] > 0 for w in windows) and len(windows) == 1
+
+
+def small_corpus(folder: Path) -> Path:
+    """Text and a tokenizer laid out as benches/harness/corpus.py does it: some hundred documents, byte-pairs of their own."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    texts = [f"document {i}: " + " ".join(f"word{i * j % 97}" for j in range(60)) + "\n" for i in range(600)]
+    (folder / "text").mkdir(parents=True)
+    for part in range(2):
+        (folder / "text" / f"{part}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[part::2]))
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=500, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False))
+    (folder / "gpt2").mkdir()
+    tokenizer.save(str(folder / "gpt2" / "tokenizer.json"))
+    return folder
+
+
+# zephon takes ten seconds to its first batch, and longer on a busy machine.
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="the benchmarks need two cores")
+def test_lanes_are_measured_beside_their_peers_and_without_cargo_the_rest_still_is(tmp_path):
+    path = os.pathsep.join(p for p in os.environ["PATH"].split(os.pathsep) if not (Path(p) / "cargo").exists())
+    printed, rows = run(tmp_path, "lanes", "lanes_state", PATH=path, LANEWAY_BENCH_CORPUS=str(small_corpus(tmp_path / "corpus")))
+    lines = {(row["title"], line["title"]): line for row in rows for line in row["lines"]}
+    for (title, name), line in lines.items():
+        assert title in printed
+        if "Rust" in title + name or name in ("2 threads", "1 thread", "benches/lanes.rs"):
+            assert line["missing"] is not None and "cargo is not on the PATH" in line["missing"], line
+        else:
+            assert line["missing"] is None and all(value > 0 for value in line["figures"].values()), line
+    measured = {name for (_, name), line in lines.items() if line["missing"] is None}
+    assert measured >= {"laneway, from Python", "zephon 0.2.0", "grain 0.2.18", "256 lanes", "Python, NumPy only", "C"}
+    aims = {aim["text"]: aim for row in rows for aim in row["aims"]}
+    assert aims["tokens per CPU-second of grain: ≥ 60×"]["met"] is not None
+    assert aims["tokens per CPU-second of the engine alone: ≥ 0.8×"]["met"] is None, "what was not measured is neither met nor missed"
 
 
 def test_cpu_of_another_process_is_what_that_process_used(harness):

@@ -278,9 +278,9 @@ def test_ends_are_translated_to_the_recipes(lanes_folder, lanes):
 
 
 def test_published_arguments_that_change_nothing_here_change_nothing(lanes, lanes_folder, endless):
-    work = source(lanes_folder, exhausted_policy="repeat", chunk_size=99, token_estimation=TokenEstimation({"wiki": 0.3, "news": 0.2}, calibration_samples=7))
+    work = source(lanes_folder, exhausted_policy="repeat", chunk_size=99, lane_assignment="modulo", shuffle_block_size=64, token_estimation=TokenEstimation({"wiki": 0.3, "news": 0.2}, calibration_samples=7))
     io = {"cache": {"enabled": True, "limit_bytes": 10**9}, "arrow": {"cpu_threads": 2}, "metadata_cache_entries": 9}
-    built = pipeline(lanes_folder, work, deterministic=False, runner="threads", flush_every_k_chunks=3, max_workers=2, prefetch_batches=4)
+    built = pipeline(lanes_folder, work, deterministic=False, mapping_strategy="interleaved", runner="threads", flush_every_k_chunks=3, max_workers=2, prefetch_batches=4)
     built.options(io_options=io).fetch_parallelism(3).fetch(2, 64).prefetch(512, 8).ensure_mixture(max_buffer_size=10).materialize().decode_text(normalize_newlines=False)
     built.shuffle(buffer_size=64, seed=42, algorithm="block_warmup", warmup_growth=1.2).pack_flat(32, algorithm="wrap", min_sequence_length=5, flush_strategy="fullest")
     assert take(built, 20) == endless[:20]

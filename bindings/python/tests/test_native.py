@@ -31,6 +31,8 @@ STRUCTS = {
     "lw_piece": _structs.Piece,
     "lw_operator_table": _structs.OperatorTable,
     "lw_loader_options": _structs.LoaderOptions,
+    "lw_connect_options": _structs.ConnectOptions,
+    "lw_server_options": _structs.ServerOptions,
     "lw_state": _structs.State,
     "lw_batch_info": _structs.BatchInfo,
     "lw_row": _structs.Row,

@@ -77,6 +77,8 @@ def steps(pipelines, n):
 
 def test_the_same_batches_over_any_cut_ranks_and_threads_and_without_saves(lanes, lanes_folder, expected):
     assert len(set(expected)) == 40
+    (one,) = world(lanes_folder, 1)
+    assert "user operators run: by_budget " in one.explain() and "recent 1\n" in one.explain()
     state, done = None, []
     for i, (ranks, n) in enumerate([(2, 5), (1, 1), (4, 7), (8, 9), (2, 1), (1, 3), (4, 14)]):
         pipelines = world(lanes_folder, ranks, max_workers=[0, 2, 5][i % 3], prefetch_batches=i)

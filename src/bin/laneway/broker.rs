@@ -2,14 +2,16 @@
 
 use crate::args::{Command, Flag, Options};
 use laneway::base::log::{self, LogLevel};
+use laneway::base::metrics;
 use laneway::base::{Error, Result, Status};
+use laneway::exchange::ask;
 use laneway::exchange::broker::{Broker, BrokerOptions};
 use laneway::exchange::endpoints::Endpoints;
 use laneway::os::daemon::{self, Side, Termination};
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub const COMMAND: Command = Command {
     name: "broker",
@@ -22,6 +24,7 @@ pub const COMMAND: Command = Command {
         Flag { name: "--control", value: Some("ENDPOINT"), help: "for the leader and `laneway stop`" },
         Flag { name: "--control-pub", value: Some("ENDPOINT"), help: "for hints" },
         Flag { name: "--exit-when-idle", value: Some("SECONDS"), help: "end when nobody has been registered for so long" },
+        Flag { name: "--metrics-port", value: Some("PORT"), help: "answer GET /metrics at 127.0.0.1:PORT, for Prometheus (default: nowhere)" },
         Flag { name: "--log", value: Some("LEVEL"), help: "trace, debug, info, warning, error or off (default: info)" },
         Flag { name: "--embedded", value: None, help: "go to the background once it serves; ends 10 s after everybody has gone" },
     ],
@@ -57,16 +60,44 @@ fn run(options: &Options) -> Result<ExitCode> {
     let idle = options.seconds("--exit-when-idle")?;
     let broker_options = BrokerOptions { endpoints: endpoints(options)?, exit_when_idle: idle.or(embedded.then_some(EMBEDDED_IDLE)) };
     daemon::raise_file_limit();
-    if embedded {
-        return in_background("the broker", move |bound| serve(broker_options, |broker| bound(broker.as_ref().map(drop))));
+    if embedded && options.has("--metrics-port") {
+        return Err(Error::invalid("--metrics-port with --embedded: start the broker without --embedded to give it a port"));
     }
-    serve(broker_options, |_| ()).map(|()| ExitCode::SUCCESS)
+    if embedded {
+        return in_background("the broker", move |bound| {
+            serve(broker_options, |broker| {
+                bound(broker.as_ref().map(drop));
+                Ok(())
+            })
+        });
+    }
+    let frontend = broker_options.endpoints.frontend.clone();
+    let mut listener = None;
+    // Once the broker is bound: a thread that was there before would be hit by the signals that end it.
+    let listen = |broker: &Result<Broker>| {
+        if let (Ok(_), Some(port)) = (broker, options.get("--metrics-port")) {
+            listener = Some(metrics(port, &frontend)?);
+        }
+        Ok(())
+    };
+    serve(broker_options, listen).map(|()| ExitCode::SUCCESS)
 }
 
-fn serve(options: BrokerOptions, bound: impl FnOnce(&Result<Broker>)) -> Result<()> {
+/// A listener that asks the broker whenever it is asked.
+fn metrics(port: &str, frontend: &str) -> Result<metrics::Server> {
+    let port: u16 = port.parse().map_err(|_| Error::invalid(format!("--metrics-port '{port}': expected a port, 0 to 65535 (0: any)")))?;
+    let frontend = frontend.to_owned();
+    metrics::Server::start(&format!("127.0.0.1:{port}"), move || {
+        let json = ask::stats(&frontend, Instant::now() + Duration::from_secs(2))?;
+        let stats = serde_json::from_str(&json).map_err(|e| Error::new(Status::Corrupt, format!("statistics: {e}")))?;
+        Ok(metrics::text(&stats))
+    })
+}
+
+fn serve(options: BrokerOptions, bound: impl FnOnce(&Result<Broker>) -> Result<()>) -> Result<()> {
     let termination = Termination::block()?;
     let broker = Broker::bind(options);
-    bound(&broker);
+    bound(&broker)?;
     let broker = broker?;
     let stopper = broker.stopper();
     termination.on(move || stopper.stop())?;

@@ -4,6 +4,7 @@ use crate::args::{Command, Flag, Options, print};
 use laneway::base::{Error, Result};
 use laneway::exchange::broker::owner::{Life, Locked};
 use laneway::exchange::endpoints::Endpoints;
+use laneway::loader::{FOLDER, publisher};
 use laneway::os::{host, process, socket};
 use std::fs::{self, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -13,7 +14,7 @@ use std::process::ExitCode;
 pub const COMMAND: Command = Command {
     name: "clean",
     about: "Remove what dead brokers and students left behind\n\n\
-        That is: sockets and owner files of dead brokers in the directory, and files lw_* in /dev/shm whose names carry a process\n\
+        That is: sockets and owner files of dead brokers and numbers of dead loaders in the directory, and files lw_* in /dev/shm whose names carry a process\n\
         of this PID namespace that is dead. Only this user's files; where /dev/shm is shared between containers, run it in the\n\
         one that made them.",
     argument: None,
@@ -36,6 +37,7 @@ fn run(options: &Options) -> Result<ExitCode> {
     };
     let mut sweep = Sweep { dry: options.has("--dry-run"), said: String::new() };
     sweep.brokers(&dir)?;
+    sweep.loaders(&dir.join(FOLDER));
     sweep.shared_memory(Path::new("/dev/shm"))?;
     Ok(print(&sweep.said))
 }
@@ -86,6 +88,17 @@ impl Sweep {
             None => self.remove(path, "of a broker that died while it started"),
         }
         Ok(())
+    }
+
+    /// `<pid hex>_<start time hex>_<hex>.json`, and its draft.
+    fn loaders(&mut self, dir: &Path) {
+        for (path, _) in ours(dir).unwrap_or_default().iter().filter(|(_, m)| m.is_file()) {
+            if let Some((pid, start)) = publisher(path)
+                && !process::is_alive(pid, start)
+            {
+                self.remove(path, &format!("of the dead process {pid}"));
+            }
+        }
     }
 
     /// `lw_<pid hex>_<start time hex>_<8 hex>`.

@@ -34,7 +34,9 @@ fn run(options: &Options) -> Result<ExitCode> {
         if options.has("--tokens") {
             return Err(Error::invalid("--tokens needs a recipe, which says by what tokenizer; give a .toml file"));
         }
-        let told = |tell: ProgressFn| Arc::new(move |p: data::Progress| tell(&Progress { what: "index".into(), done: p.done_bytes, total: p.total_bytes })) as _;
+        let told = |tell: ProgressFn| {
+            Arc::new(move |p: data::Progress| tell(&Progress { what: "index".into(), done: p.done_bytes, total: p.total_bytes })) as _
+        };
         let progress = loader.progress.clone().map(told);
         let opened = OpenOptions { cache_dir: loader.cache_dir.clone(), threads: loader.threads, progress, ..OpenOptions::default() };
         let dataset = Dataset::open(&spec(path, options)?, &opened)?;

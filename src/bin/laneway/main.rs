@@ -6,6 +6,7 @@ mod clean;
 mod explain;
 mod index;
 mod inspect;
+mod metrics;
 mod recipe;
 mod serve;
 mod stop;
@@ -17,8 +18,18 @@ use args::Command;
 use laneway::base::Status;
 use std::process::ExitCode;
 
-const COMMANDS: &[&Command] =
-    &[&broker::COMMAND, &serve::COMMAND, &top::COMMAND, &stop::COMMAND, &clean::COMMAND, &index::COMMAND, &explain::COMMAND, &inspect::COMMAND, &verify::COMMAND];
+const COMMANDS: &[&Command] = &[
+    &broker::COMMAND,
+    &serve::COMMAND,
+    &top::COMMAND,
+    &metrics::COMMAND,
+    &stop::COMMAND,
+    &clean::COMMAND,
+    &index::COMMAND,
+    &explain::COMMAND,
+    &inspect::COMMAND,
+    &verify::COMMAND,
+];
 
 fn main() -> ExitCode {
     let words: Vec<_> = std::env::args_os().skip(1).collect();

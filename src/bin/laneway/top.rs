@@ -1,19 +1,19 @@
-//! `laneway top`: what a broker knows of everybody, live.
+//! `laneway top`: what a broker knows of everybody, and loaders tell of themselves, live.
 
 use crate::args::{Command, Flag, Options, print};
-use crate::broker::endpoints;
+use crate::metrics::gather;
 use crate::table::table;
-use laneway::base::{Error, Result, Status};
-use laneway::exchange::ask;
+use laneway::base::{Error, Result};
 use laneway::os::process;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 pub const COMMAND: Command = Command {
     name: "top",
-    about: "Show students, workers and their rates, live\n\n\
+    about: "Show students, workers, loaders and their rates, live\n\n\
+        Loaders are this user's, in any process; they need no broker. Their WAIT is the part of the time that the trainer waits for them.\n\
         `slow` marks a worker that takes more than 4 times as long for a sample as the median of its generation's workers,\n\
         `silent` a peer that has not reported for 3 s, `stopped` one whose process is stopped.",
     argument: None,
@@ -21,7 +21,7 @@ pub const COMMAND: Command = Command {
         Flag { name: "--dir", value: Some("DIR"), help: "where the broker's sockets are (default: $LANEWAY_DIR, /tmp/laneway-<uid>)" },
         Flag { name: "--frontend", value: Some("ENDPOINT"), help: "the broker's frontend" },
         Flag { name: "--once", value: None, help: "once, not live" },
-        Flag { name: "--json", value: None, help: "the broker's statistics as one line of JSON" },
+        Flag { name: "--json", value: None, help: "everything as one line of JSON" },
         Flag { name: "--interval", value: Some("SECONDS"), help: "between two looks (default: 1)" },
     ],
     run,
@@ -34,17 +34,20 @@ const SILENT_S: f64 = 3.0;
 const SLOW: f64 = 4.0;
 
 fn run(options: &Options) -> Result<ExitCode> {
-    let frontend = endpoints(options)?.frontend;
     let interval = options.seconds("--interval")?.unwrap_or(Duration::from_secs(1));
     if interval < Duration::from_millis(50) {
         return Err(Error::invalid("--interval: expected at least 0.05 seconds"));
     }
     let live = std::io::stdout().is_terminal() && !options.has("--once") && !options.has("--json");
+    let mut before = None;
     loop {
-        let text = ask::stats(&frontend, Instant::now() + Duration::from_secs(2));
-        let shown = match text {
-            Ok(json) if options.has("--json") => json + "\n",
-            Ok(json) => show(&serde_json::from_str(&json).map_err(|e| Error::new(Status::Corrupt, format!("statistics: {e}")))?),
+        let shown = match gather(options) {
+            Ok(numbers) if options.has("--json") => format!("{numbers}\n"),
+            Ok(numbers) => {
+                let text = show(&numbers) + &loaders(&numbers, before.as_ref());
+                before = Some((Instant::now(), numbers));
+                text
+            }
             // A broker may be restarted while one looks on.
             Err(e) if live => format!("{e}\n"),
             Err(e) => return Err(e),
@@ -59,7 +62,35 @@ fn run(options: &Options) -> Result<ExitCode> {
     }
 }
 
+/// The loaders, with rates since the look `before`.
+fn loaders(numbers: &Value, before: Option<&(Instant, Value)>) -> String {
+    let loader = |entry: &Value| {
+        let same = |other: &&Value| ["pid", "rank", "ranks"].iter().all(|key| other[key] == entry[key]);
+        let earlier = before.and_then(|(at, numbers)| Some((at.elapsed().as_secs_f64(), list(&numbers["loaders"]).find(same)?)));
+        let count = |entry: &Value, name: &str| entry["counters"][name].as_f64().unwrap_or(0.0);
+        let per_second = |name: &str| earlier.map(|(seconds, earlier)| (count(entry, name) - count(earlier, name)).max(0.0) / seconds);
+        let cell = |rate: Option<f64>, unit: &str| rate.map_or("-".into(), |r| format!("{r:.0}{unit}"));
+        let total: f64 = entry["counters"]["dataset_tokens"].as_object().into_iter().flatten().filter_map(|(_, n)| n.as_f64()).sum();
+        let share = |(name, n): (&String, &Value)| format!("{} {:.0}%", word(&json!(name)), 100.0 * n.as_f64().unwrap_or(0.0) / total.max(1.0));
+        let mixture: Vec<String> = entry["counters"]["dataset_tokens"].as_object().into_iter().flatten().map(share).collect();
+        let rank = format!("{}/{}", word(&entry["rank"]), word(&entry["ranks"]));
+        let counter = |name: &str| word(&entry["counters"][name]);
+        let waiting = cell(per_second("waited_ns").map(|ns| (ns / 1e7).min(100.0)), "%");
+        let (tokens, ready) = (cell(per_second("tokens"), ""), counter("ready_rows"));
+        vec![rank, word(&entry["pid"]), counter("step"), counter("epoch"), tokens, waiting, ready, counter("rows"), mixture.join(", ")]
+    };
+    let rows: Vec<_> = list(&numbers["loaders"]).map(loader).collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    let headings = ["LOADER", " PID", " STEP", " EPOCH", " TOKENS/S", " WAIT", " READY ROWS", " ROWS", "MIXTURE"];
+    format!("\n{}", table(&headings, &rows))
+}
+
 fn show(stats: &Value) -> String {
+    if stats["broker"].is_null() {
+        return format!("laneway {}, no broker\n", word(&stats["version"]));
+    }
     let broker = &stats["broker"];
     let mut text = format!(
         "laneway {}, broker {} on {}, up {:.0} s: {} students, {} workers, {} pairs\n",
@@ -145,7 +176,6 @@ fn state(peer: &Value, median_ms: Option<f64>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn worker(id: i64, batch_ms: u64, silent_s: f64) -> Value {
         let counters = json!({"made": 40, "batches": 10, "batch_ns": batch_ms * 1_000_000, "generation": 3});
@@ -160,6 +190,24 @@ mod tests {
         assert!(line("1 ").ends_with(" ok"), "{shown}");
         assert!(line("2 ").contains("silent 9 s"), "{shown}");
         assert!(line("3 ").ends_with(" slow"), "{shown}");
+    }
+
+    #[test]
+    fn loaders_are_shown_with_their_rates_since_the_last_look() {
+        let at = |waited_ns: u64, tokens: u64| {
+            let counters =
+                json!({"tokens": tokens, "waited_ns": waited_ns, "step": 12, "dataset_tokens": {"web": 300, "code": 100}, "ready_rows": 7});
+            json!({"version": "1", "loaders": [{"rank": 1, "ranks": 4, "pid": 9, "counters": counters}]})
+        };
+        let before = (Instant::now().checked_sub(Duration::from_secs(10)).unwrap(), at(0, 0));
+        let shown = show(&at(0, 0)) + &loaders(&at(2_000_000_000, 5000), Some(&before));
+        assert!(shown.contains("no broker") && shown.contains("1/4"), "{shown}");
+        let line = shown.lines().last().unwrap();
+        assert!(
+            ["web 75%, ", "code 25%", "20%", " 500 "].iter().all(|word| line.replace("code 25%, ", "code 25%").contains(word.trim_end_matches(", "))),
+            "{shown}"
+        );
+        assert!(loaders(&json!({"loaders": []}), None).is_empty());
     }
 
     #[test]

@@ -70,9 +70,8 @@ fn shown_table(verified: &Verified, cut: u64, all: bool, difference: Option<u64>
     let mut rows: Vec<Vec<String>> = Vec::new();
     for step in 0..steps {
         if is_shown(step) {
-            let cell = |run: &VerifyRun| {
-                step.checked_sub(run.from).and_then(|i| run.hashes.get(i as usize)).map_or(String::new(), |h| format!("{h:016x}"))
-            };
+            let cell =
+                |run: &VerifyRun| step.checked_sub(run.from).and_then(|i| run.hashes.get(i as usize)).map_or(String::new(), |h| format!("{h:016x}"));
             rows.push(std::iter::once(step.to_string()).chain(verified.runs.iter().map(cell)).collect());
         } else if step > 0 && is_shown(step - 1) {
             rows.push(vec!["…".into(); headings.len()]);

@@ -27,9 +27,11 @@ mod sockets;
 mod stats;
 
 pub use embedded::spawn_embedded;
+pub use models::KEPT as MODELS_KEPT;
 pub use stats::BrokerStats;
 
 use super::endpoints::Endpoints;
+use crate::base::metrics::{self, Metered, Noun};
 use crate::base::{Error, Result, Status};
 use crate::os::event::Event;
 use crate::os::process;
@@ -91,7 +93,9 @@ impl Broker {
     pub fn bind(options: BrokerOptions) -> Result<Broker> {
         let server = Box::new(Server::bind(&options)?);
         let state = State { wake: Arc::new(Event::new()?), stats: Mutex::default(), phase: Mutex::new(Phase::Bound(server)), ended: Condvar::new() };
-        Ok(Broker { state: Arc::new(state), thread: Mutex::new(None), pid: process::pid() })
+        let state = Arc::new(state);
+        metrics::register(Noun::Broker, &state);
+        Ok(Broker { state, thread: Mutex::new(None), pid: process::pid() })
     }
 
     /// Serves on this thread until it is stopped.
@@ -154,6 +158,13 @@ impl Broker {
             pid if pid == self.pid => Ok(()),
             pid => Err(Error::new(Status::Forked, format!("this broker belongs to process {}; this one ({pid}) is its forked child", self.pid))),
         }
+    }
+}
+
+impl Metered for State {
+    fn metrics(&self) -> Option<serde_json::Value> {
+        let running = matches!(&*lock(&self.phase), Phase::Running);
+        running.then(|| serde_json::json!({"pid": process::pid(), "counters": &*lock(&self.stats)}))
     }
 }
 

@@ -18,12 +18,17 @@ const SHOWN: usize = 200;
 struct Blob {
     id_bytes: usize,
     config_bytes: Option<usize>,
+    run_bytes: Option<usize>,
     bytes: Vec<u8>,
 }
 
 impl Blob {
     fn size(&self) -> usize {
-        self.id_bytes + self.config_bytes.unwrap_or(0)
+        self.id_bytes + self.config_bytes.unwrap_or(0) + self.run_bytes.unwrap_or(0)
+    }
+
+    fn parts(&self) -> (usize, Option<usize>, Option<usize>) {
+        (self.id_bytes, self.config_bytes, self.run_bytes)
     }
 }
 
@@ -61,17 +66,20 @@ pub struct Progress {
 impl Models {
     /// Takes one piece of a model from the group's leader. Setting what is already set is no error.
     pub fn put(&mut self, ask: &SetModel, piece: &[u8]) -> Result<Progress> {
-        let size = ask.id_bytes.saturating_add(ask.config_bytes.unwrap_or(0));
+        let size = ask.id_bytes.saturating_add(ask.config_bytes.unwrap_or(0)).saturating_add(ask.run_bytes.unwrap_or(0));
         if size > MAX_MODEL as u64 {
-            return Err(Error::new(Status::NoMemory, format!("the model has {size} bytes (id and configuration); at most {MAX_MODEL} are allowed")));
+            return Err(Error::new(
+                Status::NoMemory,
+                format!("the model has {size} bytes (id, configuration and run); at most {MAX_MODEL} are allowed"),
+            ));
         }
         let said = |status, why: String| Err(Error::new(status, format!("generation {} of group '{}': {why}", ask.generation, ask.group)));
         let group = self.groups.entry(ask.group.clone()).or_default();
-        let (id_bytes, config_bytes) = (ask.id_bytes as usize, ask.config_bytes.map(|n| n as usize));
+        let parts = (ask.id_bytes as usize, ask.config_bytes.map(|n| n as usize), ask.run_bytes.map(|n| n as usize));
+        let (id_bytes, config_bytes, run_bytes) = parts;
         if let Some(known) = group.whole.get(&ask.generation) {
             let at = ask.offset as usize;
-            let same =
-                known.id_bytes == id_bytes && known.config_bytes == config_bytes && known.bytes.get(at..).is_some_and(|b| b.starts_with(piece));
+            let same = known.parts() == parts && known.bytes.get(at..).is_some_and(|b| b.starts_with(piece));
             return match same {
                 true => Ok(Progress { have: (at + piece.len()) as u64, news: false }),
                 false => said(Status::InUse, "another model was set under this number; a generation never changes".into()),
@@ -84,10 +92,10 @@ impl Models {
         }
         if ask.offset == 0 {
             self.bytes -= group.arriving.take().map_or(0, |(_, b)| b.bytes.len());
-            group.arriving = Some((ask.generation, Blob { id_bytes, config_bytes, bytes: Vec::new() }));
+            group.arriving = Some((ask.generation, Blob { id_bytes, config_bytes, run_bytes, bytes: Vec::new() }));
         }
         let have = match &group.arriving {
-            Some((g, b)) if *g == ask.generation && b.id_bytes == id_bytes && b.config_bytes == config_bytes => b.bytes.len(),
+            Some((g, b)) if *g == ask.generation && b.parts() == parts => b.bytes.len(),
             _ => return said(Status::InvalidArgument, format!("a piece at byte {} of a model that has not been begun", ask.offset)),
         };
         if ask.offset != have as u64 || piece.len() as u64 > size - have as u64 || (piece.is_empty() && size > 0) {
@@ -104,10 +112,11 @@ impl Models {
             group.arriving = Some((generation, blob));
             return Ok(Progress { have, news: false });
         }
-        let (id, config) = blob.bytes.split_at(id_bytes);
-        if std::str::from_utf8(id).is_err() || std::str::from_utf8(config).is_err() {
+        let (id, rest) = blob.bytes.split_at(id_bytes);
+        let (config, run) = rest.split_at(config_bytes.unwrap_or(0));
+        if [id, config, run].into_iter().any(|text| std::str::from_utf8(text).is_err()) {
             self.bytes -= blob.bytes.len();
-            return said(Status::InvalidArgument, "id or configuration is not UTF-8".into());
+            return said(Status::InvalidArgument, "id, configuration or run is not UTF-8".into());
         }
         self.touches += 1;
         group.touched = self.touches;
@@ -150,7 +159,8 @@ impl Models {
             return said(Status::InvalidArgument, format!("has {} bytes; there is no byte {}", blob.size(), ask.offset));
         };
         let piece = rest[..rest.len().min(MAX_PIECE)].to_vec();
-        Ok((ModelPiece { id_bytes: blob.id_bytes as u64, config_bytes: blob.config_bytes.map(|n| n as u64) }, piece))
+        let wide = |n: Option<usize>| n.map(|n| n as u64);
+        Ok((ModelPiece { id_bytes: blob.id_bytes as u64, config_bytes: wide(blob.config_bytes), run_bytes: wide(blob.run_bytes) }, piece))
     }
 
     /// Forgets a group.
@@ -180,7 +190,8 @@ mod tests {
     use super::*;
 
     fn set(generation: u64, id: &str, config: Option<&str>, offset: u64) -> SetModel {
-        SetModel { group: "g".into(), generation, id_bytes: id.len() as u64, config_bytes: config.map(|c| c.len() as u64), offset }
+        let config_bytes = config.map(|c| c.len() as u64);
+        SetModel { group: "g".into(), generation, id_bytes: id.len() as u64, config_bytes, run_bytes: None, offset }
     }
 
     fn get(generation: u64, offset: u64) -> GetModel {

@@ -19,7 +19,7 @@ pub enum Ask {
     SetModel {
         /// `offset` is where the next piece begins.
         next: SetModel,
-        /// Id, then configuration.
+        /// Id, then configuration, then run.
         blob: Arc<Vec<u8>>,
     },
     /// Piece after piece.
@@ -48,9 +48,10 @@ impl Ask {
     /// SET_MODEL.
     pub fn set_model(group: &str, generation: u64, model: &Model) -> Ask {
         let mut blob = model.id.clone().into_bytes();
-        blob.extend(model.config.iter().flat_map(|c| c.bytes()));
-        let config_bytes = model.config.as_ref().map(|c| c.len() as u64);
-        let next = SetModel { group: group.into(), generation, id_bytes: model.id.len() as u64, config_bytes, offset: 0 };
+        [&model.config, &model.run].into_iter().flatten().for_each(|text| blob.extend_from_slice(text.as_bytes()));
+        let bytes = |text: &Option<String>| text.as_ref().map(|t| t.len() as u64);
+        let (config_bytes, run_bytes) = (bytes(&model.config), bytes(&model.run));
+        let next = SetModel { group: group.into(), generation, id_bytes: model.id.len() as u64, config_bytes, run_bytes, offset: 0 };
         Ask::SetModel { next, blob: Arc::new(blob) }
     }
 
@@ -67,9 +68,10 @@ impl Ask {
     /// The group, generation and model of SET_MODEL.
     pub fn model(&self) -> Option<(String, u64, Arc<Model>)> {
         let Ask::SetModel { next, blob } = self else { return None };
-        let (id, config) = blob.split_at(next.id_bytes as usize);
+        let (id, rest) = blob.split_at(next.id_bytes as usize);
+        let (config, run) = rest.split_at(next.config_bytes.unwrap_or(0) as usize);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let model = Model { id: text(id), config: next.config_bytes.map(|_| text(config)) };
+        let model = Model { id: text(id), config: next.config_bytes.map(|_| text(config)), run: next.run_bytes.map(|_| text(run)) };
         Some((next.group.clone(), next.generation, Arc::new(model)))
     }
 
@@ -176,8 +178,8 @@ impl Call {
                 Ok((have == blob.len() as u64).then_some(Answer::Done))
             }
             Ask::GetModel { next, got } => {
-                let ModelPiece { id_bytes, config_bytes } = message.expect(Kind::Model)?;
-                let size = id_bytes.saturating_add(config_bytes.unwrap_or(0));
+                let ModelPiece { id_bytes, config_bytes, run_bytes } = message.expect(Kind::Model)?;
+                let size = id_bytes.saturating_add(config_bytes.unwrap_or(0)).saturating_add(run_bytes.unwrap_or(0));
                 let piece = message.blob.unwrap_or_default();
                 let have = got.len() as u64 + piece.len() as u64;
                 if size > MAX_MODEL as u64 || have > size || (piece.is_empty() && have < size) {
@@ -188,10 +190,12 @@ impl Call {
                 if have < size {
                     return Ok(None);
                 }
-                let config = got.split_off(id_bytes as usize);
+                let mut config = got.split_off(id_bytes as usize);
+                let run = config.split_off(config_bytes.unwrap_or(0) as usize);
                 let text = |bytes| String::from_utf8(bytes).map_err(|_| corrupt("the model is not UTF-8"));
                 let config = config_bytes.map(|_| text(config)).transpose()?;
-                Ok(Some(Answer::Model(Arc::new(Model { id: text(std::mem::take(got))?, config }))))
+                let run = run_bytes.map(|_| text(run)).transpose()?;
+                Ok(Some(Answer::Model(Arc::new(Model { id: text(std::mem::take(got))?, config, run }))))
             }
         }
     }

@@ -137,6 +137,23 @@ impl Held {
         }
     }
 
+    /// Copies bytes of a private copy from `offset` on.
+    pub fn read_copy(&self, slot: u32, serial: u64, offset: usize, out: &mut [u8]) -> Result<()> {
+        self.with_copy(slot, serial, |copy| {
+            if offset.checked_add(out.len()).is_none_or(|end| end > copy.len()) {
+                return Err(Error::invalid(format!("bytes {offset}+{} of a sample of {}", out.len(), copy.len())));
+            }
+            if let Buffer::Host(bytes) = copy {
+                out.copy_from_slice(&bytes.bytes()[offset..][..out.len()]);
+                return Ok(());
+            }
+            let mut first = vec![0; offset + out.len()];
+            copy.read(&mut first)?;
+            out.copy_from_slice(&first[offset..]);
+            Ok(())
+        })
+    }
+
     /// A view's slot was freed.
     pub fn gone(&self) {
         self.views.fetch_sub(1, Ordering::AcqRel);

@@ -18,9 +18,10 @@ mod stats;
 mod sweeper;
 mod window;
 
-pub use options::{Numbering, StudentOptions};
+pub use options::{Numbering, StudentOptions, Tickets};
 pub use stats::StudentStats;
 
+use crate::base::metrics::{self, Noun};
 use crate::base::{Error, Result, Status};
 use crate::exchange::broker::spawn_embedded;
 use crate::exchange::link::{Hello, Link, Peer};
@@ -82,6 +83,19 @@ pub struct Sample {
     pub place: Place,
 }
 
+/// A ticket that a student is asked to have made ([`Tickets::Asked`]).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// The ticket's lane.
+    pub lane: u64,
+    /// The ticket's step.
+    pub step: u64,
+    /// The model generation that is to make it.
+    pub generation: u64,
+    /// What it carries for its worker: the bytes of [`StudentOptions::input`], if there is one.
+    pub input: Option<Arc<[u8]>>,
+}
+
 /// One reference to a sample; dropping it gives the reference back, on any thread, and does nothing in a forked child.
 pub struct Hold {
     inner: Arc<Inner>,
@@ -89,13 +103,30 @@ pub struct Hold {
     serial: u64,
 }
 
+impl Hold {
+    /// The sample's first byte, if it lies where its worker wrote it: `len` bytes that stay as long as this reference.
+    pub fn data(&self) -> Option<*const u8> {
+        let slot = (self.slot & held::COPY == 0).then_some(self.slot)?;
+        self.inner.medium.slot(slot).map(|start| start.as_ptr().cast_const())
+    }
+
+    /// Copies bytes of the sample from `offset` on.
+    pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+        match self.slot & held::COPY {
+            0 => self.inner.medium.read_at(self.slot, offset, out),
+            _ => self.inner.held.read_copy(self.slot, self.serial, offset, out),
+        }
+    }
+}
+
 impl Drop for Hold {
     fn drop(&mut self) {
         let own = process::fork_depth() == self.inner.forks;
         // Who reads on a device and drops this does not say on which stream.
-        match self.inner.medium.mark_everything().filter(|_| own) {
-            Some(mark) => Reaper::push(&self.inner, mark, vec![(self.slot, self.serial)]),
-            None => drop(self.inner.release(self.slot, self.serial).inspect_err(|e| tracing::error!("giving a reference back: {e}"))),
+        let mark = if own { self.inner.medium.mark(Stream::NONE) } else { Ok(None) };
+        match mark.inspect_err(|e| tracing::error!("giving a reference back: {e}")) {
+            Ok(Some(mark)) => Reaper::push(&self.inner, mark, vec![(self.slot, self.serial)]),
+            _ => drop(self.inner.release(self.slot, self.serial).inspect_err(|e| tracing::error!("giving a reference back: {e}"))),
         }
         if process::fork_depth() != self.inner.forks {
             // The last of them would close what belongs to the parent.
@@ -162,10 +193,13 @@ impl Student {
             sample_bytes: options.layout.nbytes() as u64,
             slot_stride: 0,
             layout_hash: options.layout.hash(),
+            input_bytes: options.input.as_ref().map_or(0, |l| l.nbytes() as u64),
+            input_hash: options.input.as_ref().map_or(0, |l| l.hash()),
         };
         let mut options = options;
         let choice = std::mem::replace(&mut options.medium, crate::medium::MediumChoice::Shm);
         let medium = Owned::new(choice.create(slots, options.layout.nbytes())?);
+        crate::medium::check_ragged(&**medium, options.layout.is_ragged())?;
         let slots = slots.min(medium.slot_count());
         if slots <= options.slot_count {
             let message = format!(
@@ -195,6 +229,7 @@ impl Student {
             data_workers: options.numbering.data_workers,
             lane,
             layout: options.layout.to_json(),
+            input: options.input.as_ref().map(|l| l.to_json()),
             medium: crate::exchange::message::MediumIntro { kind: medium.kind().to_owned(), buf_name: medium.buf_name().to_owned() },
             max_workers: options.max_workers,
             max_batch: options.max_batch,
@@ -237,6 +272,7 @@ impl Student {
         let link = Arc::new(link);
         let _ = inner.link.set(Arc::downgrade(&link));
         inner.remember_model(&link);
+        metrics::register(Noun::Student, &inner);
         *student.link.lock().unwrap_or_else(PoisonError::into_inner) = Some(link);
         Ok(student)
     }
@@ -294,6 +330,7 @@ impl Student {
         if max == 0 {
             return Err(Error::invalid("max must be at least 1"));
         }
+        let _span = tracing::trace_span!("laneway.student.next", lane = self.inner.lane).entered();
         let before = out.len();
         let outcome = self.inner.next(max, out, deadline);
         self.loose.fetch_add((out.len() - before) as i64, Ordering::Relaxed);
@@ -308,10 +345,11 @@ impl Student {
     }
 
     /// As [`Student::release`], for samples on a device, whose reading is queued on `stream`: their slots are used again only once it is done, and this does not
-    /// wait for it.
+    /// wait for it. Where one is not held, none is given back.
     pub fn release_on(&self, refs: &[(u32, u64)], stream: Stream) -> Result<()> {
-        if stream.is_none() || process::fork_depth() != self.inner.forks {
-            return self.release(refs);
+        if self.inner.medium.place() == Place::Host || process::fork_depth() != self.inner.forks {
+            self.inner.medium.check_stream(stream)?;
+            return self.release_now(refs);
         }
         refs.iter().try_for_each(|(slot, serial)| self.inner.held.check(*slot, *serial))?;
         if let Some(mark) = self.inner.medium.mark(stream)? {
@@ -319,7 +357,7 @@ impl Student {
             Reaper::push(&self.inner, mark, refs.to_vec());
             return Ok(());
         }
-        self.release(refs)
+        self.release_now(refs)
     }
 
     /// Copies the first bytes of a sample that is held to `out`, wherever it lies.
@@ -345,6 +383,10 @@ impl Student {
 
     /// Gives references back; a sample whose last one goes may be overwritten. Works after `close`. In a forked child it does nothing.
     pub fn release(&self, refs: &[(u32, u64)]) -> Result<()> {
+        self.release_on(refs, Stream::NONE)
+    }
+
+    fn release_now(&self, refs: &[(u32, u64)]) -> Result<()> {
         refs.iter().try_for_each(|(slot, serial)| {
             self.inner.release(*slot, *serial)?;
             self.loose.fetch_sub(1, Ordering::Relaxed);
@@ -356,6 +398,47 @@ impl Student {
     pub fn hold(&self, slot: u32, serial: u64) -> Result<Hold> {
         self.inner.retain(slot, serial)?;
         Ok(Hold { inner: self.inner.clone(), slot, serial })
+    }
+
+    /// The same for a sample that `next` gave, whose reference it takes over.
+    pub fn keep(&self, sample: &Sample) -> Hold {
+        self.loose.fetch_sub(1, Ordering::Relaxed);
+        Hold { inner: self.inner.clone(), slot: sample.slot, serial: sample.serial }
+    }
+
+    /// Has these tickets made, behind those asked for before; `next` delivers their samples in this order. Only with [`Tickets::Asked`].
+    pub fn ask(&self, tickets: &[Asked]) -> Result<()> {
+        self.check()?;
+        if self.inner.options.tickets != Tickets::Asked {
+            return Err(Error::invalid("this student numbers its tickets itself"));
+        }
+        tickets.iter().try_for_each(|t| self.inner.check_input(t.input.as_deref()))?;
+        self.inner.window().ask(&self.inner, tickets)
+    }
+
+    /// Inputs for the next tickets of a student that numbers them itself, in their order: a ticket is opened once its input was given. A ticket that is made again
+    /// keeps its input; after `rewind` they are to be given again from there.
+    pub fn give(&self, inputs: &[Arc<[u8]>]) -> Result<()> {
+        self.check()?;
+        if self.inner.options.tickets != Tickets::Numbered {
+            return Err(Error::invalid("this student's tickets carry the inputs that they are asked with"));
+        }
+        inputs.iter().try_for_each(|input| self.inner.check_input(Some(input)))?;
+        self.inner.window().give(inputs);
+        Ok(())
+    }
+
+    /// Takes back every ticket that was asked for and not delivered. Only with [`Tickets::Asked`].
+    pub fn forget(&self) -> Result<()> {
+        self.check()?;
+        self.inner.window().forget(&self.inner);
+        Ok(())
+    }
+
+    /// The model of one of the group's generations, as the broker keeps it.
+    pub fn model(&self, generation: u64, deadline: Nanos) -> Result<Arc<Model>> {
+        self.check()?;
+        self.link()?.get_model(&self.inner.group_name, generation, clock::instant(deadline))
     }
 
     /// Tickets from `step` on are undelivered again and will be made anew; `step` is at most the cursor. For loaders that dropped what they had.
@@ -474,9 +557,12 @@ impl Drop for Inner {
         }
         // Freeing a device's memory while another process has it open is undefined.
         let end = clock::after(DETACH_PATIENCE);
-        while let Some((_, worker)) = self.seats.snapshot().into_iter().find(|(seat, o)| {
-            self.segment.seats()[*seat as usize].state() == SeatState::Taken && !process::has_died(o.pidfd.as_fd())
-        }) {
+        while let Some((_, worker)) = self
+            .seats
+            .snapshot()
+            .into_iter()
+            .find(|(seat, o)| self.segment.seats()[*seat as usize].state() == SeatState::Taken && !process::has_died(o.pidfd.as_fd()))
+        {
             if clock::left(end).is_zero() {
                 tracing::warn!("{} still has this student's device memory open: it stays until this process ends", worker.label);
                 self.medium.keep();
@@ -517,6 +603,15 @@ impl Inner {
         }
     }
 
+    fn check_input(&self, input: Option<&[u8]>) -> Result<()> {
+        let (given, need) = (input.map(<[u8]>::len), self.options.input.as_ref().map(|l| l.nbytes()));
+        if given == need {
+            return Ok(());
+        }
+        let shown = |n: Option<usize>| n.map_or("none".into(), |n| format!("one of {n} bytes"));
+        Err(Error::invalid(format!("a ticket was given {} as its input; this student's carry {}", shown(given), shown(need))))
+    }
+
     fn page(&self) -> &GroupPage {
         self.group.get().expect("set when the broker's JOINED arrived, before open returned")
     }
@@ -554,7 +649,9 @@ impl Inner {
         let no_model = self.page().generation() == 0;
         if !self.is_ready() && !self.cancelled.load(Ordering::SeqCst) && !self.closed.load(Ordering::SeqCst) {
             self.stats.sleeps.fetch_add(1, Ordering::Relaxed);
+            let began = clock::now();
             futex::wait(&hot.bell.word, value, if no_model { left.min(NO_MODEL_SLICE) } else { left });
+            self.stats.waited_ns.fetch_add((clock::now() - began) as u64, Ordering::Relaxed);
         }
         self.awake();
     }

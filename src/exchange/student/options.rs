@@ -4,6 +4,7 @@ use crate::base::{Error, Layout, Result};
 use crate::exchange::message::{Endpoints, StudentRole};
 use crate::medium::MediumChoice;
 use crate::segment::cell::{MAX_SEATS, MAX_SLOTS};
+use crate::segment::layout::MAX_INPUT;
 use std::sync::Arc;
 
 /// Who this student is among those of its job. Without a recipe, this names its lane: `rank · max(1, data_workers) + data_worker`.
@@ -31,6 +32,15 @@ impl Numbering {
     }
 }
 
+/// Whose tickets a student opens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tickets {
+    /// Those of its own lane, one after the other; models are switched by the group's generation.
+    Numbered,
+    /// Those that [`Student::ask`](super::Student::ask) names, each with the generation that is to make it.
+    Asked,
+}
+
 /// What a student is opened with. Everything but `endpoints`, `numbering` and `layout` has a default ([`StudentOptions::new`]).
 pub struct StudentOptions {
     /// Where the broker is.
@@ -49,12 +59,16 @@ pub struct StudentOptions {
     pub max_batch: u32,
     /// Attempts before a ticket's failure is delivered (3).
     pub max_attempts: u32,
+    /// Whose tickets are opened (its own lane's).
+    pub tickets: Tickets,
     /// Deliver whatever is there instead of in ticket order.
     pub arrival_order: bool,
     /// The run's seed (0).
     pub seed: u64,
     /// The tensors of a sample.
     pub layout: Arc<Layout>,
+    /// The tensors that a ticket carries for its worker (none).
+    pub input: Option<Arc<Layout>>,
     /// Where payload bytes live (shared memory).
     pub medium: MediumChoice,
     /// Start a broker of one's own if none runs.
@@ -75,9 +89,11 @@ impl StudentOptions {
             max_workers: 8,
             max_batch: 8,
             max_attempts: 3,
+            tickets: Tickets::Numbered,
             arrival_order: false,
             seed: 0,
             layout,
+            input: None,
             medium: MediumChoice::Shm,
             embedded_broker: false,
             spin_us: crate::exchange::spin::ADAPTIVE,
@@ -105,6 +121,9 @@ impl StudentOptions {
         }
         if self.layout.nbytes() == 0 {
             return Err(Error::invalid("the layout's tensors have no bytes: nothing could be delivered"));
+        }
+        if let Some(bytes) = self.input.as_ref().map(|l| l.nbytes() as u64).filter(|n| *n == 0 || *n > MAX_INPUT) {
+            return Err(Error::invalid(format!("a ticket's input has {bytes} bytes; expected 1 to {MAX_INPUT}")));
         }
         self.total_slots().map(drop)
     }

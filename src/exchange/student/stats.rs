@@ -1,6 +1,7 @@
 //! A student's numbers.
 
 use super::Inner;
+use crate::base::metrics::Metered;
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -20,6 +21,7 @@ pub struct Counters {
     pub slowest_reclaim_ns: AtomicU64,
     pub rings: AtomicU64,
     pub sleeps: AtomicU64,
+    pub waited_ns: AtomicU64,
 }
 
 /// A student's numbers at one moment. Counts are since it was opened.
@@ -57,6 +59,8 @@ pub struct StudentStats {
     pub rings: u64,
     /// Times that the student slept.
     pub sleeps: u64,
+    /// Nanoseconds that it slept.
+    pub waited_ns: u64,
     /// Workers attached now.
     pub workers: u64,
     /// Slots that may be used now.
@@ -97,10 +101,24 @@ impl Inner {
             slowest_reclaim_ns: get(&c.slowest_reclaim_ns),
             rings: get(&c.rings),
             sleeps: get(&c.sleeps),
+            waited_ns: get(&c.waited_ns),
             workers: u64::from(self.seats.taken()),
             slots: u64::from(hot.active_slots.0.load(Ordering::Relaxed)),
             generation: page.map_or(0, |p| p.generation()),
             cursor: page.map_or(0, |p| p.cursor(self.lane)),
         }
+    }
+}
+
+impl Metered for Inner {
+    fn metrics(&self) -> Option<serde_json::Value> {
+        let (numbering, open) = (&self.options.numbering, !self.closed.load(Ordering::Relaxed));
+        let entry = || {
+            serde_json::json!({
+                "group": self.group_name, "rank": numbering.rank, "role": numbering.role.name(), "lane": self.lane, "pid": crate::os::process::pid(),
+                "counters": self.snapshot(),
+            })
+        };
+        open.then(entry)
     }
 }

@@ -1,10 +1,12 @@
 //! Tickets in flight. Everything here runs under the student's window lock; workers and the sweeper meet it only in atomic words.
 
-use super::{Inner, Sample, held, read_generation_last};
+use super::{Asked, Inner, Sample, Tickets, held, read_generation_last};
 use crate::base::{Error, Result, Status, ticket_seed};
 use crate::segment::cell::{CellState, CellWord, Ticket};
 use crate::segment::region::Segment;
 use crate::segment::slot::Content;
+use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Durations remembered for the 95th percentile, and how many must be known before anybody is suspected of being slow.
@@ -46,7 +48,11 @@ pub struct Window {
     opened: u64,
     in_flight: u32,
     next_step: u64,
-    /// The generation of all open tickets; 0: none was opened yet.
+    /// With [`Tickets::Asked`]: tickets that no cell has yet.
+    asked: VecDeque<Asked>,
+    /// Otherwise, where tickets carry inputs: those of the next ones.
+    inputs: VecDeque<Arc<[u8]>>,
+    /// The generation of all open tickets (of the last one delivered, with [`Tickets::Asked`]); 0: none was opened yet.
     generation: u64,
     /// Tickets opened since workers were last rung.
     unrung: u32,
@@ -73,6 +79,8 @@ impl Window {
             opened: 0,
             in_flight: 0,
             next_step: 0,
+            asked: VecDeque::new(),
+            inputs: VecDeque::new(),
             generation: 0,
             unrung: 0,
             pending: None,
@@ -124,19 +132,22 @@ impl Window {
     /// The first time: takes the lane and continues at its cursor.
     fn start(&mut self, inner: &Inner) -> Result<()> {
         let page = inner.page();
-        if self.generation == 0 && page.generation() != 0 {
+        if self.generation != 0 || page.generation() == 0 {
+            return Ok(());
+        }
+        if inner.options.tickets == Tickets::Numbered {
             page.own_lane(inner.lane)?;
             inner.owns_lane.store(true, Ordering::Release);
             self.next_step = page.cursor(inner.lane);
-            self.generation = page.generation();
         }
+        self.generation = page.generation();
         Ok(())
     }
 
     /// If the generation was raised, opens every undelivered ticket anew for the new one.
     pub fn refresh(&mut self, inner: &Inner) {
         let now = inner.page().generation();
-        if self.generation == 0 || now == self.generation {
+        if self.generation == 0 || now == self.generation || inner.options.tickets == Tickets::Asked {
             return;
         }
         self.generation = now;
@@ -145,7 +156,7 @@ impl Window {
         for position in self.oldest..self.opened {
             let entry = self.entries[inner.segment.cell_index(position)];
             if !entry.done {
-                self.open_at(inner, Ticket { generation: now, attempt: 0, ..entry.ticket });
+                self.open_at(inner, Ticket { generation: now, attempt: 0, ..entry.ticket }, None);
                 inner.stats.fenced.fetch_add(1, Ordering::Relaxed);
             }
         }
@@ -155,17 +166,26 @@ impl Window {
     /// Opens tickets until `ask + prefetch` are in flight, or as many as there is room for; returns that number.
     fn fill(&mut self, inner: &Inner, ask: u32) -> Result<u32> {
         let room = inner.options.slot_count.saturating_sub(inner.held.count()).max(1);
-        let target = ask.saturating_add(inner.options.prefetch).min(room);
+        let numbered = inner.options.tickets == Tickets::Numbered;
+        // What was asked for is wanted as soon as there is room.
+        let ahead = if numbered { inner.options.prefetch } else { room };
+        let target = ask.saturating_add(ahead).min(room);
         while self.in_flight < target && self.opened - self.oldest < self.entries.len() as u64 {
-            let (lane, step, seed) = (inner.lane, self.next_step, inner.options.seed);
-            let ticket = Ticket { position: self.opened, lane, step, seed: ticket_seed(seed, lane, step), generation: self.generation, attempt: 0 };
-            let word = self.open_at(inner, ticket);
+            let next = match (numbered, &inner.options.input) {
+                (false, _) => self.asked.pop_front(),
+                (true, None) => Some(self.numbered(inner, None)),
+                (true, Some(_)) => self.inputs.pop_front().map(|input| self.numbered(inner, Some(input))),
+            };
+            let Some(Asked { lane, step, generation, input }) = next else { break };
+            let seed = ticket_seed(inner.options.seed, lane, step);
+            let ticket = Ticket { position: self.opened, lane, step, seed, generation, attempt: 0 };
+            let word = self.open_at(inner, ticket, input.as_deref());
             if word.is_worn() {
                 let message =
                     "this student's segment has used up its ticket versions: close it and open a new student, which continues at the cursor";
                 return Err(Error::new(Status::Closed, message));
             }
-            self.next_step += 1;
+            self.next_step += u64::from(numbered);
             self.opened += 1;
             self.in_flight += 1;
             inner.segment.hot().opened.0.store(self.opened, Ordering::Release);
@@ -174,12 +194,16 @@ impl Window {
     }
 
     /// Opens (again) the ticket's cell, whatever is in it, and frees a sample that was made in vain.
-    fn open_at(&mut self, inner: &Inner, ticket: Ticket) -> CellWord {
+    /// Its input stays unless there is another one.
+    fn open_at(&mut self, inner: &Inner, ticket: Ticket, input: Option<&[u8]>) -> CellWord {
         let index = inner.segment.cell_index(ticket.position);
         let cell = &inner.segment.cells()[index];
         let withdrawn = cell.withdraw();
         discard(inner, index, withdrawn);
         inner.deaths.reset(index, withdrawn.version() + 1);
+        if let Some(input) = input {
+            inner.segment.write_input(index, input);
+        }
         let word = cell.open(&ticket);
         self.entries[index] = Entry { ticket, version: word.version(), done: false };
         self.unrung += 1;
@@ -214,7 +238,7 @@ impl Window {
             return Ok(Gathered::None);
         }
         // The last look before delivery: what was raised until here is honoured.
-        if read_generation_last(inner.page()) != self.generation {
+        if inner.options.tickets == Tickets::Numbered && read_generation_last(inner.page()) != self.generation {
             for found in std::mem::take(&mut self.found) {
                 inner.segment.cell(found.position).withdraw();
                 inner.segment.slots()[found.slot as usize].let_go();
@@ -263,7 +287,7 @@ impl Window {
         let Ticket { lane, step, .. } = entry.ticket;
         tracing::warn!("ticket (lane {lane}, step {step}), attempt {attempts} of {}, failed: {text}", inner.options.max_attempts);
         if attempts < u64::from(inner.options.max_attempts) {
-            self.open_at(inner, Ticket { attempt: attempts, ..entry.ticket });
+            self.open_at(inner, Ticket { attempt: attempts, ..entry.ticket }, None);
             self.ring(inner);
             return Ok(());
         }
@@ -281,6 +305,9 @@ impl Window {
             self.oldest += 1;
         }
         inner.segment.hot().oldest.0.store(self.oldest, Ordering::Release);
+        if inner.options.tickets == Tickets::Asked {
+            return;
+        }
         let cursor = if self.oldest < self.opened { self.entries[inner.segment.cell_index(self.oldest)].ticket.step } else { self.next_step };
         inner.page().set_cursor(inner.lane, cursor);
     }
@@ -322,6 +349,11 @@ impl Window {
                 }
             };
             self.finish(inner, position);
+            if ticket.generation != self.generation {
+                // Only where tickets are asked for: another model, which may take another time.
+                (self.generation, self.known) = (ticket.generation, 0);
+                inner.suspect_after.store(NEVER_SUSPECT, Ordering::Relaxed);
+            }
             self.note_duration(inner, content.made_in);
             inner.stats.delivered.fetch_add(1, Ordering::Relaxed);
             let Ticket { lane, step, seed, generation, .. } = ticket;
@@ -373,8 +405,38 @@ impl Window {
         inner.segment.hot().oldest.0.store(self.oldest, Ordering::Release);
     }
 
+    /// See `Student::ask`.
+    pub fn ask(&mut self, inner: &Inner, tickets: &[Asked]) -> Result<()> {
+        self.asked.extend(tickets.iter().cloned());
+        self.start(inner)?;
+        if self.generation != 0 {
+            self.fill(inner, 0)?;
+            self.ring(inner);
+        }
+        Ok(())
+    }
+
+    /// See `Student::give`.
+    pub fn give(&mut self, inputs: &[Arc<[u8]>]) {
+        self.inputs.extend(inputs.iter().cloned());
+    }
+
+    fn numbered(&self, inner: &Inner, input: Option<Arc<[u8]>>) -> Asked {
+        Asked { lane: inner.lane, step: self.next_step, generation: self.generation, input }
+    }
+
+    /// See `Student::forget`.
+    pub fn forget(&mut self, inner: &Inner) {
+        self.asked.clear();
+        self.withdraw_all(inner);
+        self.pending = None;
+    }
+
     /// See `Student::rewind`.
     pub fn rewind(&mut self, inner: &Inner, step: u64) -> Result<()> {
+        if inner.options.tickets == Tickets::Asked {
+            return Err(Error::invalid("this student opens the tickets that it is asked for: there is no cursor to rewind"));
+        }
         let cursor = inner.page().cursor(inner.lane);
         if step > cursor {
             return Err(Error::invalid(format!("step={step}: the lane's cursor is {cursor}, and rewinding goes back only")));
@@ -382,6 +444,7 @@ impl Window {
         self.start(inner)?;
         self.withdraw_all(inner);
         self.pending = None;
+        self.inputs.clear();
         self.next_step = step;
         inner.page().set_cursor(inner.lane, step);
         Ok(())

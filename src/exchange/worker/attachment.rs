@@ -1,9 +1,11 @@
 //! One student's segment and medium, seen from a worker's seat.
 
+use super::Input;
 use crate::base::{Error, Layout, Result, Status};
 use crate::exchange::message::StudentIntro;
-use crate::medium::{self, Attach, Medium};
+use crate::medium::{self, Attach, MakeOn, Medium};
 use crate::os::clock::{self, Nanos};
+use crate::os::memory::AlignedBuf;
 use crate::os::process;
 use crate::segment::cell::{CellState, CellWord};
 use crate::segment::region::Segment;
@@ -19,6 +21,8 @@ pub struct Attachment {
     pub segment: Segment,
     pub medium: Box<dyn Medium>,
     pub layout: Arc<Layout>,
+    /// Of what tickets carry, if they do.
+    pub input: Option<Arc<Layout>>,
     pub pidfd: OwnedFd,
     /// The student's process has died: proof.
     pub dead: AtomicBool,
@@ -42,13 +46,18 @@ impl Attachment {
         own_uuid: u128,
         slot_size: u64,
         custom: &[Box<dyn Attach>],
-        device: Option<i32>,
+        make_on: MakeOn,
     ) -> Result<Attachment> {
         let layout = Arc::new(Layout::from_json(&student.layout)?);
+        let input = student.input.as_deref().map(Layout::from_json).transpose()?.map(Arc::new);
         let segment = Segment::open(segment.as_fd(), Some(layout.hash()))?;
         let place = segment.seats().get(seat as usize).filter(|s| s.uuid() == own_uuid && s.state() == SeatState::Taken);
         let place = place.ok_or_else(|| Error::new(Status::Refused, format!("seat {seat} of that student is not this worker's")))?;
-        let opened = Attachment::open_medium(&student, &segment, &layout, payload, slot_size, custom, device);
+        let agreed = (segment.header().input_bytes, segment.header().input_hash) == input.as_ref().map_or((0, 0), |l| (l.nbytes() as u64, l.hash()));
+        let opened = match agreed {
+            true => Attachment::open_medium(&student, &segment, &layout, payload, slot_size, custom, make_on),
+            false => Err(Error::new(Status::LayoutMismatch, "tickets of that student carry other inputs than it said")),
+        };
         let medium = opened.inspect_err(|_| place.leave())?;
         Ok(Attachment {
             student,
@@ -56,6 +65,7 @@ impl Attachment {
             segment,
             medium,
             layout,
+            input,
             pidfd,
             dead: AtomicBool::new(false),
             hint: AtomicU32::new(seat),
@@ -73,7 +83,7 @@ impl Attachment {
         payload: Option<OwnedFd>,
         slot_size: u64,
         custom: &[Box<dyn Attach>],
-        device: Option<i32>,
+        make_on: MakeOn,
     ) -> Result<Box<dyn Medium>> {
         let header = segment.header();
         // What is written is as long as the layout says: all three must be the same, or a write could end beyond its slot.
@@ -82,7 +92,10 @@ impl Attachment {
             let message = format!("samples of that student have {layout} bytes ({segment} in its segment) and this worker makes {slot_size}");
             return Err(Error::new(Status::LayoutMismatch, message));
         }
-        medium::attach(custom, &student.medium.kind, &student.medium.buf_name, payload, header.slots, header.slot_stride as usize, device)
+        let medium =
+            medium::attach(custom, &student.medium.kind, &student.medium.buf_name, payload, header.slots, header.slot_stride as usize, make_on)?;
+        medium::check_ragged(&*medium, layout.is_ragged())?;
+        Ok(medium)
     }
 
     /// Lets go of the student's memory and leaves the seat: the last that is done here.
@@ -156,6 +169,15 @@ impl Attachment {
     /// Name of the group page that the tickets' generations belong to.
     pub fn page(&self) -> u128 {
         self.segment.hot().group.get()
+    }
+
+    /// The input of a cell claimed at `word`; `None` if the cell has moved on meanwhile.
+    pub fn input(&self, position: u64, word: CellWord) -> Option<Option<Input>> {
+        let Some(layout) = &self.input else { return Some(None) };
+        let mut data = AlignedBuf::new(layout.nbytes());
+        self.segment.read_input(self.segment.cell_index(position), data.bytes_mut());
+        self.segment.cell(position).ticket(word)?;
+        Some(Some(Input { layout: layout.clone(), data: Arc::new(data) }))
     }
 
     /// Takes a FREE slot for this seat.

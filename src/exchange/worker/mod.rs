@@ -15,13 +15,15 @@ mod stats;
 
 pub use stats::WorkerStats;
 
+use crate::base::metrics::{self, Noun};
 use crate::base::{Error, Layout, Result, Status};
 use crate::exchange::link::{Hello, Link, Peer};
 use crate::exchange::message::{Endpoints, Model, StudentIntro, Uuid, WorkerIntro};
 use crate::exchange::spin::{self, Spin};
-use crate::medium::{Attach, Place, Stream};
+use crate::medium::{Attach, MakeOn, Place, Stream};
 use crate::os::clock::{self, Nanos};
 use crate::os::event::Event;
+use crate::os::memory::AlignedBuf;
 use crate::os::{futex, process};
 use crate::segment::doorbell::Doorbell;
 use attachment::Attachment;
@@ -45,8 +47,8 @@ pub struct WorkerOptions {
     pub batch_size: u32,
     /// Custom mediums that it can write, besides `shm`, `file` and `cuda`.
     pub attach: Vec<Box<dyn Attach>>,
-    /// The CUDA device, as this process numbers it, on which its samples for students on devices are made; `None`: the student's own.
-    pub device: Option<i32>,
+    /// Where its samples for students on devices are made.
+    pub make_on: MakeOn,
     /// Microseconds of looking before sleeping; `u32::MAX`: what pays.
     pub spin_us: u32,
 }
@@ -54,7 +56,16 @@ pub struct WorkerOptions {
 impl WorkerOptions {
     /// Options with every default: batches of one, adaptive spinning.
     pub fn new(endpoints: Endpoints) -> WorkerOptions {
-        WorkerOptions { endpoints, worker_id: None, layout: None, slot_size: 0, batch_size: 1, attach: Vec::new(), device: None, spin_us: spin::ADAPTIVE }
+        WorkerOptions {
+            endpoints,
+            worker_id: None,
+            layout: None,
+            slot_size: 0,
+            batch_size: 1,
+            attach: Vec::new(),
+            make_on: MakeOn::Host,
+            spin_us: spin::ADAPTIVE,
+        }
     }
 
     fn slot_size(&self) -> Result<u64> {
@@ -65,6 +76,21 @@ impl WorkerOptions {
             (Some(l), n) if l.nbytes() as u64 == n => Ok(n),
             (Some(l), n) => Err(Error::invalid(format!("slot_size={n}, but the layout has {} bytes", l.nbytes()))),
         }
+    }
+}
+
+/// What a ticket carries for its worker.
+#[derive(Clone)]
+pub struct Input {
+    /// Its tensors.
+    pub layout: Arc<Layout>,
+    /// Their bytes, as the layout says.
+    pub data: Arc<AlignedBuf>,
+}
+
+impl std::fmt::Debug for Input {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Input({} bytes)", self.data.len())
     }
 }
 
@@ -87,6 +113,8 @@ pub struct Task {
     pub model: Arc<Model>,
     /// The student's layout.
     pub layout: Arc<Layout>,
+    /// What the ticket carries, if it does: a copy, the task's own.
+    pub input: Option<Input>,
     /// Where it goes: aligned to 64 bytes.
     pub data: *mut u8,
     /// Where `data` is.
@@ -109,6 +137,7 @@ pub(crate) struct Inner {
     spin: Spin,
     cancelled: AtomicBool,
     stopped: AtomicBool,
+    closed: AtomicBool,
     stats: stats::Counters,
     /// Wakes the keeper.
     event: Event,
@@ -155,6 +184,7 @@ impl Worker {
             spin: Spin::new(options.spin_us),
             cancelled: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
             stats: stats::Counters::default(),
             event: Event::new()?,
             ready_event: OnceLock::new(),
@@ -167,6 +197,7 @@ impl Worker {
         let peer = Arc::new(WorkerPeer { inner: Arc::downgrade(&inner) });
         let link = Arc::new(Link::connect(&inner.options.endpoints, Hello::Worker { intro, bell: bell_fd }, peer, clock::instant(deadline))?);
         let _ = inner.link.set(Arc::downgrade(&link));
+        metrics::register(Noun::Worker, &inner);
         *worker.link.lock().unwrap_or_else(PoisonError::into_inner) = Some(link);
         Ok(worker)
     }
@@ -186,19 +217,24 @@ impl Worker {
         if max == 0 {
             return Err(Error::invalid("max must be at least 1"));
         }
+        let _span = tracing::trace_span!("laneway.worker.take", max).entered();
         self.inner.take(max, out, deadline)
     }
 
     /// Publishes finished tasks; returns how many were still wanted (another worker was first, or the model was switched: those bytes are discarded).
     ///
-    /// A length that is not the layout's is an error: that task and those after it stay in hand, to be written again or failed.
+    /// A length that is not the layout's is an error: that task and those after it stay in hand, to be written again or failed. A sample that is not what the layout
+    /// asks for (a ragged dimension without its length, a value that is not finite or out of range) fails its task; the others are published, none
+    /// stays in hand, and the error is `TaskFailed` with the first reason.
     pub fn commit(&self, done: &[(u64, usize)]) -> Result<u32> {
         self.commit_on(done, Stream::NONE)
     }
 
-    /// As [`Worker::commit`], for tasks on a device whose writing is queued on `stream`: waits until it is done, then publishes.
+    /// As [`Worker::commit`] (which waits for all that this process has queued on a task's device), for tasks whose writing is queued on `stream`: waits until that is
+    /// done, then publishes.
     pub fn commit_on(&self, done: &[(u64, usize)], stream: Stream) -> Result<u32> {
         self.check()?;
+        let _span = tracing::trace_span!("laneway.worker.commit", tasks = done.len()).entered();
         self.inner.commit(done, stream)
     }
 
@@ -212,6 +248,12 @@ impl Worker {
     pub fn write(&self, task: u64, data: &[u8]) -> Result<()> {
         self.check()?;
         self.inner.write(task, data)
+    }
+
+    /// Sets the length of a ragged dimension of a task in hand, in all tensors that have it. Each must be set, or written with the sample, before `commit`.
+    pub fn set_length(&self, task: u64, dimension: &str, length: u64) -> Result<()> {
+        self.check()?;
+        self.inner.set_length(task, dimension, length)
     }
 
     /// Gives a task up; the text (up to 16 KiB of it) reaches the student, which has it tried again or delivers the failure.
@@ -279,6 +321,7 @@ impl Worker {
             return;
         }
         self.inner.stop();
+        self.inner.closed.store(true, Ordering::Relaxed);
         drop(self.link.lock().unwrap_or_else(PoisonError::into_inner).take());
         self.inner.leave();
         drop(self.keeper.lock().unwrap_or_else(PoisonError::into_inner).take());
@@ -327,7 +370,8 @@ impl Inner {
             return Ok(());
         }
         let label = student.label();
-        let attachment = Attachment::open(student, seat, segment, pidfd, payload, self.uuid.0, self.slot_size, &self.options.attach, self.options.device)?;
+        let attachment =
+            Attachment::open(student, seat, segment, pidfd, payload, self.uuid.0, self.slot_size, &self.options.attach, self.options.make_on)?;
         tracing::info!(seat, "attached to {label}");
         attachments.push(Arc::new(attachment));
         self.epoch.fetch_add(1, Ordering::Release);

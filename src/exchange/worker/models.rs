@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     fn model(id: &str) -> Option<Arc<Model>> {
-        Some(Arc::new(Model { id: id.into(), config: None }))
+        Some(Arc::new(Model { id: id.into(), config: None, run: None }))
     }
 
     #[test]

@@ -10,8 +10,12 @@ use crate::exchange::message::Model;
 use crate::medium::{Buffer, Place, Stream, Write};
 use crate::os::clock::{self, Nanos};
 use crate::os::futex;
+use crate::os::memory::AlignedBuf;
 use crate::segment::cell::CellState;
+use crate::segment::payload::writing_bytes;
 use crate::segment::slot::{Content, SlotWord};
+use std::borrow::Cow;
+use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -47,6 +51,8 @@ struct InHand {
     cell: u32,
     version: u64,
     position: u64,
+    lane: u64,
+    step: u64,
     slot: u32,
     slot_word: SlotWord,
     claimed_at: u64,
@@ -54,6 +60,38 @@ struct InHand {
     together: u64,
     /// For mediums whose slots have no address here: the sample is made here and brought to its slot at commit.
     scratch: Option<Arc<Buffer>>,
+}
+
+impl InHand {
+    fn is_in_host_memory(&self) -> bool {
+        self.attachment.medium.place() == Place::Host
+    }
+
+    /// The sample as far as it is written; `None` if it is on a device, or the slot was taken away, since this process was declared dead.
+    fn sample(&mut self) -> Option<&mut [u8]> {
+        let bytes = self.attachment.layout.nbytes();
+        let start = match &self.scratch {
+            _ if !self.is_in_host_memory() => return None,
+            Some(scratch) => NonNull::new(scratch.start())?,
+            None => self.attachment.medium.slot(self.slot)?,
+        };
+        writing_bytes(&self.attachment.segment.slots()[self.slot as usize], self.slot_word, start, bytes)
+    }
+
+    /// Says what is wrong with the sample that was written, or makes it whole.
+    fn finish(&mut self) -> Result<()> {
+        let layout = self.attachment.layout.clone();
+        if !layout.asks_something() {
+            return Ok(());
+        }
+        if self.is_in_host_memory() {
+            return self.sample().map_or(Ok(()), |sample| layout.finish(sample));
+        }
+        // Values on a device are looked at in a copy. Nothing else is to be done: such a layout has no ragged dimension.
+        let mut copy = AlignedBuf::new(layout.nbytes());
+        self.attachment.medium.read(self.slot, copy.bytes_mut())?;
+        layout.finish(copy.bytes_mut())
+    }
 }
 
 impl Client {
@@ -155,7 +193,9 @@ impl Inner {
         if !self.any_open() && !self.stopped.load(Ordering::SeqCst) && !self.cancelled.load(Ordering::SeqCst) {
             self.stats.sleeps.fetch_add(1, Ordering::Relaxed);
             let left = blocked.iter().map(|a| clock::left(a.blocked_until())).fold(left, Duration::min);
+            let began = clock::now();
             futex::wait(self.bell.word(), value, left);
+            self.stats.waited_ns.fetch_add((clock::now() - began) as u64, Ordering::Relaxed);
         }
         free.iter().for_each(|a| a.place().idle.awake());
     }
@@ -210,23 +250,67 @@ impl Inner {
     }
 
     pub(super) fn commit(&self, done: &[(u64, usize)], stream: Stream) -> Result<u32> {
-        self.settle(done, stream)?;
+        // What lies in host memory is made whole before it is brought to its slot; what is on a device is looked at once it is complete.
+        let mut refused = None;
+        let done = self.refuse(done, true, &mut refused);
+        self.settle(&done, stream)?;
+        let done = self.refuse(&done, false, &mut refused);
         let mut serve = self.serve();
-        let now = clock::now() as u64;
         let mut wanted = 0;
-        for (id, length) in done {
+        for (id, length) in done.iter() {
             let index = serve.index(*id)?;
             let bytes = serve.tasks[index].attachment.layout.nbytes();
             if *length != bytes {
                 return Err(Error::invalid(format!("task {id}: {length} bytes were committed and a sample has {bytes}")));
             }
-            let won = serve.publish(index, *length, false, now);
+            let won = serve.publish(index, *length, false, clock::now() as u64);
             wanted += u32::from(won);
             let counter = if won { &self.stats.made } else { &self.stats.lost };
             counter.fetch_add(1, Ordering::Relaxed);
         }
-        serve.account(self, done.len(), now);
-        Ok(wanted)
+        serve.account(self, done.len(), clock::now() as u64);
+        refused.map_or(Ok(wanted), |text| Err(Error::new(Status::TaskFailed, text)))
+    }
+
+    /// Fails the tasks whose samples are not what their layouts ask for, of those in host memory or of the others; the rest. The first reason goes to `first`.
+    fn refuse<'a>(&self, done: &'a [(u64, usize)], in_host_memory: bool, first: &mut Option<String>) -> Cow<'a, [(u64, usize)]> {
+        let mut serve = self.serve();
+        let is_asked = |task: &InHand| task.attachment.layout.asks_something() && task.is_in_host_memory() == in_host_memory;
+        if !done.iter().any(|(id, _)| serve.index(*id).is_ok_and(|i| is_asked(&serve.tasks[i]))) {
+            return Cow::Borrowed(done);
+        }
+        let mut rest = Vec::with_capacity(done.len());
+        for (at, (id, length)) in done.iter().enumerate() {
+            let index = serve.index(*id).ok().filter(|i| serve.tasks[*i].attachment.layout.nbytes() == *length);
+            let Some(index) = index else {
+                // `commit` says what is wrong with it; it and what is behind it stay in hand.
+                rest.extend(&done[at..]);
+                break;
+            };
+            let task = &mut serve.tasks[index];
+            match if is_asked(task) { task.finish() } else { Ok(()) } {
+                Ok(()) => rest.push((*id, *length)),
+                Err(e) => {
+                    let text = format!("the sample was refused: {}", e.message);
+                    tracing::warn!("task (lane {}, step {}): {text}", task.lane, task.step);
+                    self.publish_failure(&mut serve, index, &text);
+                    self.stats.refused.fetch_add(1, Ordering::Relaxed);
+                    first.get_or_insert(text);
+                }
+            }
+        }
+        Cow::Owned(rest)
+    }
+
+    pub(super) fn set_length(&self, id: u64, dimension: &str, length: u64) -> Result<()> {
+        let mut serve = self.serve();
+        let index = serve.index(id)?;
+        let task = &mut serve.tasks[index];
+        let layout = task.attachment.layout.clone();
+        match task.sample() {
+            Some(sample) => layout.set_length(sample, dimension, length),
+            None => Ok(()),
+        }
     }
 
     pub(super) fn fail(&self, id: u64, text: &str) -> Result<()> {
@@ -237,11 +321,15 @@ impl Inner {
         let _ = attachment.medium.quiesce().inspect_err(|e| tracing::error!("{e}"));
         let mut serve = self.serve();
         let index = serve.index(id)?;
+        self.publish_failure(&mut serve, index, text);
+        Ok(())
+    }
+
+    fn publish_failure(&self, serve: &mut Serve, index: usize, text: &str) {
         let task = &serve.tasks[index];
         let length = task.attachment.segment.write_text(task.slot, text);
         serve.publish(index, length, true, clock::now() as u64);
         self.stats.failed.fetch_add(1, Ordering::Relaxed);
-        Ok(())
     }
 
     /// Gives everything back and leaves every seat.
@@ -349,20 +437,34 @@ impl Serve {
                 continue;
             }
             cell.note_claim(now);
+            let Some(input) = attachment.input(position, word) else {
+                // The ticket was withdrawn while its input was read: what was read may be another's.
+                self.clients[turn].spare = Some((slot, slot_word));
+                self.clients[turn].scratch.extend(scratch.and_then(Arc::into_inner));
+                continue;
+            };
             self.next_id += 1;
             let id = self.next_id;
-            self.tasks.push(InHand {
+            let mut task = InHand {
                 id,
                 attachment: attachment.clone(),
                 cell: attachment.segment.cell_index(position) as u32,
                 version: word.version(),
                 position: ticket.position,
+                lane: ticket.lane,
+                step: ticket.step,
                 slot,
                 slot_word,
                 claimed_at: now,
                 together: 1,
                 scratch,
-            });
+            };
+            if attachment.layout.is_ragged()
+                && let Some(sample) = task.sample()
+            {
+                attachment.layout.begin(sample);
+            }
+            self.tasks.push(task);
             out.push(Task {
                 id,
                 lane: ticket.lane,
@@ -372,6 +474,7 @@ impl Serve {
                 attempt: ticket.attempt as u32,
                 model: model.clone(),
                 layout: attachment.layout.clone(),
+                input,
                 data,
                 place: attachment.medium.place(),
                 capacity,
@@ -414,7 +517,8 @@ impl Serve {
         let task = self.tasks.swap_remove(index);
         let segment = &task.attachment.segment;
         let made_in = now.saturating_sub(task.claimed_at);
-        let content = Content { cell: task.cell, version: task.version, length: length as u64, failed, beside: task.attachment.medium.is_beside(), made_in };
+        let content =
+            Content { cell: task.cell, version: task.version, length: length as u64, failed, beside: task.attachment.medium.is_beside(), made_in };
         let slot = &segment.slots()[task.slot as usize];
         let won = slot.ready(task.slot_word, &content).is_some_and(|ready| {
             let won = segment.cells()[task.cell as usize].publish(task.version, task.attachment.seat, task.slot);

@@ -7,7 +7,7 @@
 use super::agreement::Change;
 use super::message::{At, FromServer, pack, unpack};
 use super::server::{Connection, Shape, Shared};
-use crate::base::{Error, Result, Status};
+use crate::base::{Error, Result, Status, Stop};
 use crate::loader::{Loader, about};
 use crate::os::clock;
 use crate::pipeline::{Checkpoint, Mark, SlotLayout};
@@ -30,6 +30,15 @@ pub enum Command {
     SetMixture(Arc<Connection>, Change),
 }
 
+impl Command {
+    fn asker(&self) -> Option<u64> {
+        match self {
+            Command::Join(connection, ..) | Command::Ask(connection, _) | Command::SetMixture(connection, _) => Some(connection.id),
+            Command::Leave(_) => None,
+        }
+    }
+}
+
 /// What may be asked.
 #[derive(Clone, Copy)]
 pub enum Question {
@@ -43,6 +52,8 @@ pub enum Question {
 pub struct Inbox {
     inner: Mutex<Inner>,
     filled: Condvar,
+    /// Ends what the pipeline is doing.
+    interrupt: Stop,
 }
 
 #[derive(Default)]
@@ -50,6 +61,8 @@ struct Inner {
     commands: VecDeque<Command>,
     ring: Option<Arc<Ring>>,
     stop: bool,
+    /// The connection for which something is being done.
+    busy_for: Option<u64>,
     /// Batches published, peers seated, peers awaited, next step: for whoever asks what the server is doing.
     shown: [u64; 4],
 }
@@ -62,9 +75,29 @@ impl Inbox {
     /// Puts a command in and wakes the feed.
     pub fn put(&self, command: Command) {
         let mut inner = self.inner();
+        if let Command::Leave(id) = command
+            && inner.busy_for == Some(id)
+        {
+            // A seek of hours for somebody who has gone would keep everybody else waiting.
+            self.interrupt.set();
+        }
         inner.commands.push_back(command);
         inner.ring.iter().for_each(|ring| ring.knock());
         self.filled.notify_one();
+    }
+
+    /// Ends what takes long.
+    pub fn interrupt(&self) {
+        self.interrupt.set();
+    }
+
+    /// Nothing is being done, or something for that connection.
+    fn busy_for(&self, connection: Option<u64>) {
+        self.inner().busy_for = connection;
+        if connection.is_none() {
+            // What came too late to end anything.
+            let _ = self.interrupt.check();
+        }
     }
 
     /// Asks the feed to end.
@@ -115,12 +148,12 @@ pub struct Feed {
 impl Feed {
     /// A pipeline of that rank at the stream's beginning, on a thread of its own until it is told to stop.
     pub fn start(shared: &Arc<Shared>, rank: u32, shape: &Shape) -> Result<(Arc<Inbox>, std::thread::JoinHandle<()>)> {
-        let loader = shared.assemble(rank, shape)?;
+        let inbox = Arc::new(Inbox::default());
+        let loader = shared.assemble(rank, shape, &inbox.interrupt)?;
         let most = loader.recipe().batch.global_batch.pairs().iter().map(|(step, _)| loader.schedule().rows_at(*step));
         let rows = most.map(|each| loader.rank().microbatch_rows(each)).max().unwrap_or(1);
         let layout = Arc::new(SlotLayout::new(rows, loader.shape(), loader.rank().lanes.len() as u32)?);
         let publisher = Publisher::create(layout.bytes(), layout.fixed_bytes())?;
-        let inbox = Arc::new(Inbox::default());
         inbox.inner().ring = Some(publisher.ring().clone());
         let mut feed = Feed {
             shared: shared.clone(),
@@ -172,7 +205,11 @@ impl Feed {
                 break;
             }
             let made = catch_unwind(AssertUnwindSafe(|| {
-                commands.into_iter().for_each(|command| self.obey(command));
+                commands.into_iter().for_each(|command| {
+                    self.inbox.busy_for(command.asker());
+                    self.obey(command);
+                    self.inbox.busy_for(None);
+                });
                 self.produce()
             }));
             match made.unwrap_or_else(|_| Err(Error::new(Status::Panic, "the server's pipeline panicked; its log says where"))) {
@@ -283,7 +320,7 @@ impl Feed {
                 ));
             }
             At::Start => {
-                let fresh = self.shared.assemble(self.rank, &connection.shape()?)?;
+                let fresh = self.shared.assemble(self.rank, &connection.shape()?, &self.inbox.interrupt)?;
                 self.restart(connection, peers, false, true, |loader| {
                     *loader = fresh;
                     Ok(())

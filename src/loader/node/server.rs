@@ -84,16 +84,21 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// A rank's pipeline, at the beginning.
-    pub fn assemble(&self, rank: u32, shape: &Shape) -> Result<Loader> {
+    /// A rank's pipeline, at the beginning. `stop` ends what takes long.
+    pub fn assemble(&self, rank: u32, shape: &Shape, stop: &Stop) -> Result<Loader> {
         let local = self.options.local_ranks.unwrap_or(shape.ranks).max(1) as usize;
-        let threads = self.options.loader.threads.div_ceil(local);
+        // A rank's own thread does the work of one, and need not wake another for it.
+        let threads = match self.options.loader.threads.div_ceil(local) {
+            1 => 0,
+            more => more,
+        };
         let mine = Options {
             rank,
             ranks: shape.ranks,
             microbatch_size: shape.microbatch_size,
             uneven: shape.uneven,
             threads,
+            stop: stop.clone(),
             ..self.options.loader.clone()
         };
         Loader::assemble(self.parts.clone(), mine)
@@ -170,6 +175,11 @@ impl Server {
         if options.ranks == Some(0) || options.local_ranks == Some(0) || options.peers > 64 {
             return Err(Error::invalid("ranks and local_ranks are at least 1, and a rank has at most 64 peers"));
         }
+        if recipe.generate.is_some() {
+            let message =
+                "the recipe has a [generate], and a server makes rows alone: open a loader on each rank, or take [generate] out and serve the rows";
+            return Err(Error::new(Status::Unsupported, message));
+        }
         let door = Door::bind(&options.name)?;
         let connections = Arc::new(Mutex::new(Vec::<std::sync::Weak<Connection>>::new()));
         let mut recipe = recipe;
@@ -177,7 +187,8 @@ impl Server {
         let mut options = options;
         options.loader.progress = Some(told(options.loader.progress.clone(), connections.clone()));
         let parts = Parts::open_with(recipe, &options.loader, functions, operators)?;
-        let description = Description { recipe: parts.recipe.to_toml(), cache_dir: options.loader.cache_dir.clone(), about: About::of(&parts) };
+        let cache_dir = options.loader.cache_dir.as_ref().map(std::path::absolute).transpose().map_err(|e| Error::io("cache_dir", e))?;
+        let description = Description { recipe: parts.recipe.to_toml(), cache_dir, about: About::of(&parts) };
         let shared = Arc::new(Shared {
             options,
             agreement: Agreement::default(),
@@ -305,15 +316,14 @@ impl Keeper {
 
     fn end_feeds(&mut self) {
         self.feeds.values().for_each(|(inbox, _)| inbox.stop());
-        for (_, (_, thread)) in std::mem::take(&mut self.feeds) {
+        for (_, (inbox, thread)) in std::mem::take(&mut self.feeds) {
             while !thread.is_finished() {
                 // Counting, and seeking, end at the next look.
-                self.shared.options.loader.stop.set();
+                inbox.interrupt();
                 std::thread::sleep(Duration::from_millis(2));
             }
             let _ = thread.join();
         }
-        let _ = self.shared.options.loader.stop.check();
     }
 
     fn accept(&mut self) {

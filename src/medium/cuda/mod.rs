@@ -103,8 +103,13 @@ impl Block {
     }
 
     /// Bytes in use.
-    pub fn len(&self) -> usize {
+    pub fn size(&self) -> usize {
         self.len
+    }
+
+    /// True if it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
     }
 
     /// Copies its first bytes out.

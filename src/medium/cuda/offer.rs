@@ -75,13 +75,9 @@ mod tests {
         let parsed = Offer::parse(&offer.to_text()).unwrap();
         assert!(parsed == offer && parsed.uuid() == [0xAB; 16] && parsed.handle().0 == [7; 64]);
         assert_eq!(parsed.label(), "GPU-abababab-abab-abab-abab-abababababab");
-        for text in [
-            "",
-            "{}",
-            &offer.to_text().replace("abab", "abax"),
-            &offer.to_text().replace("07", "0"),
-            &offer.to_text().replace("}", ",\"more\":1}"),
-        ] {
+        for text in
+            ["", "{}", &offer.to_text().replace("abab", "abax"), &offer.to_text().replace("07", "0"), &offer.to_text().replace("}", ",\"more\":1}")]
+        {
             assert_eq!(Offer::parse(text).unwrap_err().status, Status::Corrupt, "{text}");
         }
     }

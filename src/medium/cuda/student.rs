@@ -130,14 +130,8 @@ impl Medium for CudaMedium {
     }
 
     fn mark(&self, stream: Stream) -> Result<Option<Box<dyn crate::medium::Mark>>> {
-        if stream.is_none() {
-            return Ok(None);
-        }
-        Ok(Some(Box::new(Mark::Event(self.context.record(stream_handle(stream))?))))
-    }
-
-    fn mark_everything(&self) -> Option<Box<dyn crate::medium::Mark>> {
-        Some(Box::new(Mark::Everything(self.context.clone())))
+        let mark = if stream.is_none() { Mark::Everything(self.context.clone()) } else { Mark::Event(self.context.record(stream_handle(stream))?) };
+        Ok(Some(Box::new(mark)))
     }
 
     fn keep(&mut self) {

@@ -1,9 +1,10 @@
 //! The worker's side: which way its samples take to the student's memory.
 //!
-//! | the worker's device | its samples are made | and get there |
+//! | the worker | its samples are made | and get there |
 //! |---|---|---|
-//! | the student's (or none is named) | in the slot itself | by being written |
-//! | another one | in memory of the worker's device | by a peer copy; through pinned host memory where devices have no way between them (the driver sees to it) |
+//! | works on the student's device | in the slot itself | by being written |
+//! | knows nothing of devices | in host memory of its own | by a copy to the device |
+//! | works on another device | in memory of the worker's device | by a peer copy; through pinned host memory where devices have no way between them (the driver sees to it) |
 //! | cannot open the student's memory | in host memory beside the slots, if the student allows that | copied up by the student |
 
 use super::driver::{DevicePtr, Driver};
@@ -12,19 +13,20 @@ use super::owners::{Context, Memory, Opened, OwnStream};
 use super::student::own;
 use super::{KIND, Pool, address, block, device_address, fits, stream_handle};
 use crate::base::{Error, Result, Status};
-use crate::medium::{Buffer, MappedMedium, Medium, Place, Stream, Write};
+use crate::medium::{Buffer, MakeOn, MappedMedium, Medium, Place, Stream, Write};
+use crate::os::memory::AlignedBuf;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// Attaches to a student's `cuda` medium. `wanted` is the device, as this process numbers it, on which its samples are made; `None`: the student's.
-pub fn attach(buf_name: &str, fd: Option<OwnedFd>, slots: u32, stride: usize, wanted: Option<i32>) -> Result<Box<dyn Medium>> {
+/// Attaches to a student's `cuda` medium.
+pub fn attach(buf_name: &str, fd: Option<OwnedFd>, slots: u32, stride: usize, make_on: MakeOn) -> Result<Box<dyn Medium>> {
     let offer = Offer::parse(buf_name)?;
     if u64::from(slots).checked_mul(stride as u64) != Some(offer.bytes) {
         let message = format!("the student offers {} bytes of device memory for {slots} slots of {stride}", offer.bytes);
         return Err(Error::new(Status::Corrupt, message));
     }
-    let refused = match DeviceWriter::open(&offer, slots, stride, wanted) {
+    let refused = match DeviceWriter::open(&offer, slots, stride, make_on) {
         Ok(writer) => return Ok(Box::new(writer)),
         Err(e) => e,
     };
@@ -56,6 +58,14 @@ impl Target {
     }
 }
 
+/// Where samples are made.
+enum Making {
+    InTheSlot,
+    /// On another device than the student's.
+    OnDevice(Arc<Pool>),
+    InHostMemory,
+}
+
 struct DeviceWriter {
     /// Where samples are made.
     context: Arc<Context>,
@@ -65,16 +75,16 @@ struct DeviceWriter {
     target: RwLock<Option<Target>>,
     stream: OwnStream,
     target_stream: OwnStream,
-    /// For samples made on another device than the student's.
-    staging: Option<Arc<Pool>>,
+    making: Making,
     slots: u32,
     stride: usize,
 }
 
 impl DeviceWriter {
-    fn open(offer: &Offer, slots: u32, stride: usize, wanted: Option<i32>) -> Result<DeviceWriter> {
+    fn open(offer: &Offer, slots: u32, stride: usize, make_on: MakeOn) -> Result<DeviceWriter> {
         let driver = Driver::get()?;
         let devices = driver.devices()?;
+        let wanted = if let MakeOn::Device(ordinal) = make_on { Some(ordinal) } else { None };
         if let Some(wanted) = wanted.filter(|w| !devices.iter().any(|d| d.ordinal == *w)) {
             return Err(super::owners::no_such_device(wanted, devices.len()));
         }
@@ -87,8 +97,12 @@ impl DeviceWriter {
             Some(memory) => Target::Own(memory),
             None => Target::Opened(Opened::get(&target_context, offer.handle()).map_err(|e| why_not(e, offer, students.is_some()))?),
         };
-        let staging = (students != Some(made_on)).then(|| Pool::new(&context, stride)).transpose()?;
-        if staging.is_some() {
+        let making = match make_on {
+            MakeOn::Host => Making::InHostMemory,
+            _ if students == Some(made_on) => Making::InTheSlot,
+            _ => Making::OnDevice(Pool::new(&context, stride)?),
+        };
+        if matches!(making, Making::OnDevice(_)) {
             let way = match students {
                 Some(students) if !driver.can_access_peer(made_on, students)? => "through pinned host memory, since they have no way between them",
                 _ => "by peer copies",
@@ -96,7 +110,7 @@ impl DeviceWriter {
             tracing::info!("samples are made on device {made_on} and brought to the student's {} {way}", offer.label());
         }
         let (stream, target_stream) = (OwnStream::new(&context)?, OwnStream::new(&target_context)?);
-        Ok(DeviceWriter { context, target_context, target: RwLock::new(Some(target)), stream, target_stream, staging, slots, stride })
+        Ok(DeviceWriter { context, target_context, target: RwLock::new(Some(target)), stream, target_stream, making, slots, stride })
     }
 
     fn at(&self, slot: u32) -> Result<DevicePtr> {
@@ -133,7 +147,7 @@ impl Medium for DeviceWriter {
     }
 
     fn slot(&self, slot: u32) -> Option<NonNull<u8>> {
-        if self.staging.is_some() { None } else { self.at(slot).ok().and_then(address) }
+        if matches!(self.making, Making::InTheSlot) { self.at(slot).ok().and_then(address) } else { None }
     }
 
     fn reserve(&self, _slots: u32) -> Result<()> {
@@ -159,18 +173,31 @@ impl Medium for DeviceWriter {
     }
 
     fn place(&self) -> Place {
-        Place::Cuda(self.context.ordinal())
+        if matches!(self.making, Making::InHostMemory) { Place::Host } else { Place::Cuda(self.context.ordinal()) }
     }
 
     fn scratch(&self, len: usize) -> Result<Buffer> {
         fits(len, self.stride)?;
-        let staging = self.staging.as_ref().ok_or_else(|| Error::invalid("samples are made in their slots"))?;
-        staging.take(len).map(Buffer::Cuda)
+        match &self.making {
+            Making::InTheSlot => Err(Error::new(Status::Closed, "this worker has let go of the student's memory")),
+            Making::OnDevice(pool) => pool.take(len).map(Buffer::Cuda),
+            Making::InHostMemory => Ok(Buffer::Host(AlignedBuf::new(len))),
+        }
     }
 
     fn settle(&self, writes: &[Write<'_>], stream: Stream) -> Result<()> {
+        if let Making::InHostMemory = self.making {
+            self.check_stream(stream)?;
+            return writes.iter().try_for_each(|w| match w.scratch {
+                Some(Buffer::Host(bytes)) => self.write(w.slot, &bytes.bytes()[..w.len]),
+                _ => Err(Error::invalid("a sample for a device was not made in host memory")),
+            });
+        }
+        if stream.is_none() {
+            self.context.synchronize()?;
+        }
         let queued = if stream.is_none() { None } else { Some(self.context.record(stream_handle(stream))?) };
-        if self.staging.is_none() {
+        if let Making::InTheSlot = self.making {
             return queued.map_or(Ok(()), super::owners::Event::wait);
         }
         if let Some(event) = &queued {

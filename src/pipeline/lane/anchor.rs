@@ -110,8 +110,7 @@ impl Lane {
         while let Some(task) = self.fetch.tasks.front() {
             let Some(made) = task.take() else { return Ok(false) };
             let mut made = made?;
-            let tokens = std::mem::take(&mut made.tokens);
-            let tokens = if tokens.is_empty() { None } else { Some(Arc::new(tokens)) };
+            let tokens = made.share();
             for (i, document) in task.documents.iter().enumerate() {
                 let (range, kept) = (made.range(i), made.fate(i) == Fate::Kept);
                 let tokens = tokens.as_ref().map_or_else(Tokens::default, |t| Tokens::new(t.clone(), range.start));

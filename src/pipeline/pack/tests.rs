@@ -9,8 +9,8 @@ fn recipe(algorithm: Algorithm, length: u32, held: u32) -> PackRecipe {
 }
 
 fn document(source: u16, document: u64, len: u32) -> Piece {
-    let tokens = (0..len).map(|i| document as u32 * 1000 + i).collect();
-    Piece { source, document, start: 0, len, tokens: Tokens::new(Arc::new(tokens), 0) }
+    let tokens: Vec<u32> = (0..len).map(|i| document as u32 * 1000 + i).collect();
+    Piece { source, document, start: 0, len, tokens: Tokens::new(Arc::new(tokens.into()), 0) }
 }
 
 /// All rows of documents of these lengths, written as `document[start+len]`.
