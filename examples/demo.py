@@ -236,7 +236,7 @@ def play_distill(folder: Path) -> int:
     from distill.page import write_page
 
     page = write_page(run, folder / "distill.html")
-    print(f"  page: {page} (the demo took {time.monotonic() - began:.0f} s)")
+    print(f"  page: {page} (this part took {time.monotonic() - began:.0f} s)")
     for fault in faults:
         print(f"demo: {fault}", file=sys.stderr)
     return 1 if faults else 0

@@ -38,6 +38,7 @@ def main() -> None:
         options.folder.mkdir(parents=True, exist_ok=True)
     dist.barrier()
     train(Run(options.loader, ranks, options.folder, options.data, sizes, options.resume), rank)
+    dist.barrier()  # none leaves while another still talks to it
     dist.destroy_process_group()
 
 

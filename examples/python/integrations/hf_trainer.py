@@ -60,6 +60,7 @@ def main() -> None:
     trainer.train(resume_from_checkpoint=options.resume)
     print(f"rank {trainer.loader.rank}: the loader is at step {trainer.loader.step}")
     if dist.is_initialized():
+        dist.barrier()  # none leaves while another still talks to it
         dist.destroy_process_group()
 
 

@@ -85,6 +85,7 @@ def run_rank(folder: Path, data: Path, until: int) -> None:
     trainer = Recorded(make_config(folder, data, dist.get_world_size(), until))
     trainer.train()
     trainer.close()
+    dist.barrier()  # none leaves while another still talks to it
     dist.destroy_process_group()
 
 

@@ -117,6 +117,7 @@ def main() -> None:
         prepare(options.data, LENGTH, GLOBAL_BATCH)
     dist.barrier()
     run(options.folder, options.data, options.until, options.save_every)
+    dist.barrier()  # none leaves while another still talks to it
     dist.destroy_process_group()
 
 
