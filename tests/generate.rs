@@ -373,7 +373,8 @@ fn a_change_that_comes_too_late_names_the_first_step_that_is_left() {
     });
     let mut rows_alone = Loader::open(house.recipe(), house.options(), &[]).unwrap();
     assert_eq!(rows_alone.set_model("x", None, 9).unwrap_err().status, Status::Unsupported);
-    assert!(rows_alone.explain().contains("of each row, workers make top [5] int64, sum [] int64 (72 bytes) with model 'first'"));
+    let told = rows_alone.explain();
+    assert!(told.contains("of each row, workers make top [5] int64, sum [] int64 (72 bytes) with model 'first'"), "{told}");
     assert!(rows_alone.next(None).unwrap().unwrap().taught().is_none());
 }
 

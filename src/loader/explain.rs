@@ -1,7 +1,7 @@
 //! A recipe's plan in words.
 
 use super::{Loader, Options, Parts};
-use crate::base::Result;
+use crate::base::{Result, Shape};
 use crate::plan::{Order, SourcePlan, Unit};
 use crate::recipe::{Algorithm, DatasetRecipe, Exhausted, GenerateInput, GenerateRecipe, Homogeneity, Recipe};
 use std::fmt::Write as _;
@@ -115,7 +115,7 @@ fn order(recipe: &Recipe) -> String {
 }
 
 fn teachers(generate: &GenerateRecipe) -> String {
-    let tensors: Vec<String> = generate.layout.specs().iter().map(|s| format!("{} {:?} {}", s.name, s.shape, s.dtype.name())).collect();
+    let tensors: Vec<String> = generate.layout.specs().iter().map(|s| format!("{} {} {}", s.name, Shape(&s.shape), s.dtype.name())).collect();
     let given = match generate.input {
         GenerateInput::Ticket => "its ticket, and makes the row from the recipe",
         GenerateInput::Tokens => "its tokens, positions and segments",
