@@ -93,8 +93,15 @@ impl NodeLoader {
     /// Connects to a server. `recipe`, if given, must be what the server serves; what differs is named.
     pub fn connect(options: ConnectOptions, recipe: Option<&Recipe>) -> Result<NodeLoader> {
         let path = door::path(&options.name)?;
-        let link = Link::open(&path, &options.name, Instant::now() + options.patience, &options.stop)?;
-        let said = described(&link)?;
+        let end = Instant::now() + options.patience;
+        let (link, said) = loop {
+            let link = Link::open(&path, &options.name, end, &options.stop)?;
+            match described(&link) {
+                // A server that ends just now may come back, like one that is not there yet.
+                Err(e) if e.status == Status::PeerDead && Instant::now() < end => {}
+                said => break (link, said?),
+            }
+        };
         let served = Recipe::parse(&said.recipe, None)?;
         if let Some(wanted) = recipe {
             agree(&options.name, wanted, &served)?;
@@ -182,7 +189,10 @@ impl NodeLoader {
                 }
                 Taken::Ended => return Ok(None),
                 Taken::Failed(error) => return Err(error),
-                Taken::Moved => self.join_here(true)?,
+                Taken::Moved => match self.join_here(true) {
+                    Err(e) if e.status == Status::PeerDead => self.leave(),
+                    joined => joined?,
+                },
                 Taken::Nothing => self.wait(deadline)?,
             }
         }
