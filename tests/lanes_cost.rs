@@ -54,6 +54,29 @@ fn a_checkpoint_takes_some_tens_of_bytes_a_lane() {
 }
 
 #[test]
+fn four_thousand_lanes_over_a_million_documents_are_saved_at_every_step_in_a_size_that_does_not_grow() {
+    const MANY: usize = 4096;
+    let dir = TempDir::new().unwrap();
+    byte_tokenizer(dir.path());
+    let text: String = (0..1_000_000).map(|i| format!("{{\"text\":\"{i}\"}}\n")).collect();
+    std::fs::write(dir.path().join("numbers.jsonl"), text).unwrap();
+    let recipe = format!(
+        "seed = 7\n[[dataset]]\nname = \"numbers\"\npaths = [\"numbers.jsonl\"]\n[tokenizer]\npath = \"tokenizer.json\"\nspecial_tokens = \"eos\"\n\
+         eos_token = \"</s>\"\n[pack]\nmax_length = 64\n[batch]\nglobal_batch = {MANY}\n"
+    );
+    let mut loader = open(dir.path(), &recipe, 0, 1);
+    let mut sizes = Vec::new();
+    // A million documents fill some thirty steps: two epochs are passed.
+    for _ in 0..75 {
+        loader.next(None).unwrap().unwrap();
+        sizes.push(loader.save().to_bytes().len());
+    }
+    assert!(loader.stats().unwrap().counts.epoch >= 2);
+    let (first, most) = (sizes[0], *sizes.iter().max().unwrap());
+    assert!(most <= 2048 + 96 * MANY && most <= first + 8 * MANY, "{first} bytes at first, {most} at most");
+}
+
+#[test]
 fn packers_that_hold_documents_add_sixteen_bytes_for_each() {
     let pool = saved("samples", "algorithm = \"best_fit_wrap\"\ncandidate_pool_size = 16");
     assert!(pool <= 2048 + (96 + 16 * 16) * LANES, "{pool} bytes for 16 documents a lane");
