@@ -5,40 +5,47 @@
 //! | [`window`](self) `window.rs` | tickets in flight: opening, fencing, collecting, failing |
 //! | `deaths.rs` | how often a ticket's worker has died |
 //! | `held.rs` | samples that the trainer still looks at |
+//! | `peer.rs` | what the broker tells a student |
 //! | `reaper.rs` | samples given back while a device still reads them |
+//! | `samples.rs` | references to samples: kept, read, given back |
 //! | `seats.rs` | who sits in the segment, and ringing them |
 //! | `sweeper.rs` | two native threads: deaths, suspicion, and memory that becomes free again |
+//! | `waiting.rs` | spinning, sleeping and timing out |
 
 mod deaths;
 mod held;
 mod options;
+mod peer;
 mod reaper;
+mod samples;
 mod seats;
 mod stats;
 mod sweeper;
+mod waiting;
 mod window;
 
 pub use options::{Numbering, StudentOptions, Tickets};
+pub use samples::Hold;
 pub use stats::StudentStats;
 
 use crate::base::metrics::{self, Noun};
 use crate::base::{Error, Result, Status};
 use crate::exchange::broker::spawn_embedded;
-use crate::exchange::link::{Hello, Link, Peer};
-use crate::exchange::message::{Model, StudentIntro, Uuid, WorkerIntro};
+use crate::exchange::link::{Hello, Link};
+use crate::exchange::message::{Model, StudentIntro, Uuid};
 use crate::exchange::spin::Spin;
-use crate::medium::{Owned, Place, Stream};
+use crate::medium::{Owned, Place};
 use crate::os::clock::{self, Nanos};
 use crate::os::event::Event;
 use crate::os::{futex, process};
 use crate::segment::bell;
-use crate::segment::cell::CellState;
 use crate::segment::group::GroupPage;
 use crate::segment::layout::Sizes;
 use crate::segment::region::Segment;
 use crate::segment::seat::SeatState;
 use deaths::Deaths;
 use held::Held;
+use peer::StudentPeer;
 use reaper::Reaper;
 use seats::Seats;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -94,45 +101,6 @@ pub struct Asked {
     pub generation: u64,
     /// What it carries for its worker: the bytes of [`StudentOptions::input`], if there is one.
     pub input: Option<Arc<[u8]>>,
-}
-
-/// One reference to a sample; dropping it gives the reference back, on any thread, and does nothing in a forked child.
-pub struct Hold {
-    inner: Arc<Inner>,
-    slot: u32,
-    serial: u64,
-}
-
-impl Hold {
-    /// The sample's first byte, if it lies where its worker wrote it: `len` bytes that stay as long as this reference.
-    pub fn data(&self) -> Option<*const u8> {
-        let slot = (self.slot & held::COPY == 0).then_some(self.slot)?;
-        self.inner.medium.slot(slot).map(|start| start.as_ptr().cast_const())
-    }
-
-    /// Copies bytes of the sample from `offset` on.
-    pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
-        match self.slot & held::COPY {
-            0 => self.inner.medium.read_at(self.slot, offset, out),
-            _ => self.inner.held.read_copy(self.slot, self.serial, offset, out),
-        }
-    }
-}
-
-impl Drop for Hold {
-    fn drop(&mut self) {
-        let own = process::fork_depth() == self.inner.forks;
-        // Who reads on a device and drops this does not say on which stream.
-        let mark = if own { self.inner.medium.mark(Stream::NONE) } else { Ok(None) };
-        match mark.inspect_err(|e| tracing::error!("giving a reference back: {e}")) {
-            Ok(Some(mark)) => Reaper::push(&self.inner, mark, vec![(self.slot, self.serial)]),
-            _ => drop(self.inner.release(self.slot, self.serial).inspect_err(|e| tracing::error!("giving a reference back: {e}"))),
-        }
-        if process::fork_depth() != self.inner.forks {
-            // The last of them would close what belongs to the parent.
-            std::mem::forget(self.inner.clone());
-        }
-    }
 }
 
 /// What views, threads and the link share. It lives as long as any of them.
@@ -335,75 +303,6 @@ impl Student {
         let outcome = self.inner.next(max, out, deadline);
         self.loose.fetch_add((out.len() - before) as i64, Ordering::Relaxed);
         outcome
-    }
-
-    /// Another reference to a sample that has one.
-    pub fn retain(&self, slot: u32, serial: u64) -> Result<()> {
-        self.inner.retain(slot, serial)?;
-        self.loose.fetch_add(1, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// As [`Student::release`], for samples on a device, whose reading is queued on `stream`: their slots are used again only once it is done, and this does not
-    /// wait for it. Where one is not held, none is given back.
-    pub fn release_on(&self, refs: &[(u32, u64)], stream: Stream) -> Result<()> {
-        if self.inner.medium.place() == Place::Host || process::fork_depth() != self.inner.forks {
-            self.inner.medium.check_stream(stream)?;
-            return self.release_now(refs);
-        }
-        refs.iter().try_for_each(|(slot, serial)| self.inner.held.check(*slot, *serial))?;
-        if let Some(mark) = self.inner.medium.mark(stream)? {
-            self.loose.fetch_sub(refs.len() as i64, Ordering::Relaxed);
-            Reaper::push(&self.inner, mark, refs.to_vec());
-            return Ok(());
-        }
-        self.release_now(refs)
-    }
-
-    /// Copies the first bytes of a sample that is held to `out`, wherever it lies.
-    pub fn read(&self, slot: u32, serial: u64, out: &mut [u8]) -> Result<()> {
-        let have = self.inner.options.layout.nbytes();
-        if out.len() > have {
-            return Err(Error::invalid(format!("{} bytes were asked for and a sample has {have}", out.len())));
-        }
-        if slot & held::COPY != 0 {
-            return self.inner.held.with_copy(slot, serial, |copy| copy.read(out));
-        }
-        // A reference of its own: nobody can free the slot meanwhile.
-        self.inner.retain(slot, serial)?;
-        let read = self.inner.medium.read(slot, out);
-        self.inner.release(slot, serial)?;
-        read
-    }
-
-    /// Where samples lie.
-    pub fn place(&self) -> Place {
-        self.inner.medium.place()
-    }
-
-    /// Gives references back; a sample whose last one goes may be overwritten. Works after `close`. In a forked child it does nothing.
-    pub fn release(&self, refs: &[(u32, u64)]) -> Result<()> {
-        self.release_on(refs, Stream::NONE)
-    }
-
-    fn release_now(&self, refs: &[(u32, u64)]) -> Result<()> {
-        refs.iter().try_for_each(|(slot, serial)| {
-            self.inner.release(*slot, *serial)?;
-            self.loose.fetch_sub(1, Ordering::Relaxed);
-            Ok(())
-        })
-    }
-
-    /// A reference that keeps a sample and its memory alive on its own, even after this handle is gone.
-    pub fn hold(&self, slot: u32, serial: u64) -> Result<Hold> {
-        self.inner.retain(slot, serial)?;
-        Ok(Hold { inner: self.inner.clone(), slot, serial })
-    }
-
-    /// The same for a sample that `next` gave, whose reference it takes over.
-    pub fn keep(&self, sample: &Sample) -> Hold {
-        self.loose.fetch_sub(1, Ordering::Relaxed);
-        Hold { inner: self.inner.clone(), slot: sample.slot, serial: sample.serial }
     }
 
     /// Has these tickets made, behind those asked for before; `next` delivers their samples in this order. Only with [`Tickets::Asked`].
@@ -616,118 +515,6 @@ impl Inner {
         self.group.get().expect("set when the broker's JOINED arrived, before open returned")
     }
 
-    fn next(&self, max: usize, out: &mut Vec<Sample>, deadline: Nanos) -> Result<()> {
-        loop {
-            let found = self.window().collect(self, max, out)?;
-            let wanted = match found {
-                Collected::Some => return Ok(()),
-                Collected::Wait { wanted } => wanted,
-            };
-            if self.cancelled.swap(false, Ordering::SeqCst) {
-                return Err(Error::new(Status::Interrupted, "the wait for a sample was cancelled"));
-            }
-            self.check()?;
-            let left = clock::left(deadline);
-            if left.is_zero() {
-                return Err(self.timeout_error());
-            }
-            self.wait(wanted, left);
-        }
-    }
-
-    /// Spins, then sleeps, until `wanted` (a position; `None`: any) may be there.
-    fn wait(&self, wanted: Option<u64>, left: Duration) {
-        let hot = self.segment.hot();
-        let there = || match wanted {
-            Some(position) => self.segment.cell(position).word().state() == CellState::Full,
-            None => self.any_full(),
-        };
-        if self.spin.until(left, there) {
-            return;
-        }
-        let value = self.announce(wanted);
-        let no_model = self.page().generation() == 0;
-        if !self.is_ready() && !self.cancelled.load(Ordering::SeqCst) && !self.closed.load(Ordering::SeqCst) {
-            self.stats.sleeps.fetch_add(1, Ordering::Relaxed);
-            let began = clock::now();
-            futex::wait(&hot.bell.word, value, if no_model { left.min(NO_MODEL_SLICE) } else { left });
-            self.stats.waited_ns.fetch_add((clock::now() - began) as u64, Ordering::Relaxed);
-        }
-        self.awake();
-    }
-
-    /// Tells workers what this thread is about to sleep for (a position; `None`: any); the value to sleep on. The caller looks once more before it sleeps.
-    fn announce(&self, wanted: Option<u64>) -> u32 {
-        let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
-        *sleepers += 1;
-        let alone = *sleepers == 1;
-        self.segment.hot().bell.prepare(wanted.filter(|_| alone).map_or(bell::ANY, |position| position + 1))
-    }
-
-    fn awake(&self) {
-        let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
-        *sleepers -= 1;
-        if *sleepers == 0 {
-            self.segment.hot().bell.awake();
-        }
-    }
-
-    /// Whether `next` would give something now: in order, the oldest ticket counts alone.
-    fn is_ready(&self) -> bool {
-        if self.options.arrival_order {
-            return self.any_full();
-        }
-        let hot = self.segment.hot();
-        let (oldest, opened) = (hot.oldest.0.load(Ordering::Acquire), hot.opened.0.load(Ordering::Acquire));
-        let cell = self.segment.cell(oldest);
-        let word = cell.word();
-        let exhausted = || cell.ticket(word).is_some_and(|t| self.exhausted(self.segment.cell_index(oldest), word, t.attempt).is_some());
-        oldest < opened && (word.state() == CellState::Full || exhausted())
-    }
-
-    /// The descriptor of `fd` stays readable only while a sample is ready. One that comes just after the look sets it again.
-    fn settle_event(&self) {
-        if let Some(event) = self.ready_event.get().filter(|_| !self.is_ready()) {
-            event.clear();
-            if self.is_ready() {
-                event.set();
-            }
-        }
-    }
-
-    fn any_full(&self) -> bool {
-        let hot = self.segment.hot();
-        let (oldest, opened) = (hot.oldest.0.load(Ordering::Relaxed), hot.opened.0.load(Ordering::Relaxed));
-        (oldest..opened).any(|p| self.segment.cell(p).word().state() == CellState::Full)
-    }
-
-    fn timeout_error(&self) -> Error {
-        let why = if self.page().generation() == 0 {
-            "no model is set yet (rank 0 calls set_model)".to_owned()
-        } else {
-            match self.seats.taken() {
-                0 => "no worker is attached: is one running, with the same layout, on this broker?".to_owned(),
-                n => format!("{n} worker(s) attached are still making it"),
-            }
-        };
-        Error::new(Status::Timeout, format!("no sample within the time allowed: {why}"))
-    }
-
-    fn retain(&self, slot: u32, serial: u64) -> Result<()> {
-        self.held.retain(slot, serial)
-    }
-
-    pub(crate) fn release(&self, slot: u32, serial: u64) -> Result<()> {
-        if process::fork_depth() != self.forks {
-            return Ok(());
-        }
-        if self.held.release(slot, serial)? {
-            self.segment.slots()[slot as usize].let_go();
-            self.held.gone();
-        }
-        Ok(())
-    }
-
     fn window(&self) -> std::sync::MutexGuard<'_, Window> {
         self.window.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -751,63 +538,6 @@ impl Inner {
     fn ring_workers(&self, opened: u32) {
         bell::opened();
         self.seats.ring_idle(&self.segment, opened, &self.stats);
-    }
-}
-
-/// The link's view of a student.
-struct StudentPeer {
-    inner: Arc<Inner>,
-}
-
-impl Peer for StudentPeer {
-    fn joined(&self, group_page: Option<OwnedFd>, _epoch: u64) {
-        let Some(fd) = group_page else { return };
-        match GroupPage::map(fd.as_fd()) {
-            Ok(page) => {
-                let uuid = page.uuid();
-                if let Some(had) = self.inner.group.get().filter(|had| had.uuid() != uuid) {
-                    // Only if a new broker met a newcomer before any of the old students: nothing can merge two pages, so say it.
-                    tracing::error!(
-                        "the broker has another group page ({uuid:032x}) than this student ({:032x}): restart the job's students together",
-                        had.uuid()
-                    );
-                } else {
-                    // Before anybody here can open a ticket: generations are numbers of this page.
-                    self.inner.segment.hot().group.set(uuid);
-                    let _ = self.inner.group.set(page);
-                    let _ = self.inner.group_fd.set(fd);
-                }
-            }
-            Err(e) => tracing::error!("{e}"),
-        }
-    }
-
-    fn seat(&self, worker: WorkerIntro, pidfd: OwnedFd, bell: OwnedFd) -> Result<u32> {
-        let seat = self.inner.seat(worker, pidfd, bell)?;
-        self.inner.watch_event.set();
-        futex::ring(&self.inner.sweep_word);
-        Ok(seat)
-    }
-
-    fn gone(&self, uuid: Uuid) {
-        self.inner.seats.hint_gone(uuid.0);
-        futex::ring(&self.inner.sweep_word);
-    }
-
-    fn model_hint(&self, _group: &str, _generation: u64) {
-        self.inner.refresh();
-    }
-
-    fn group_page(&self) -> Option<OwnedFd> {
-        self.inner.group_fd.get().and_then(|fd| fd.try_clone().ok())
-    }
-
-    fn current_model(&self) -> Option<(u64, Arc<Model>)> {
-        self.inner.model.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn refused(&self, error: Error) {
-        tracing::warn!("refused: {error}");
     }
 }
 
