@@ -90,7 +90,7 @@ def test_every_tensor_and_the_provenance_are_those_of_an_in_process_loader(folde
 
 
 def test_a_loader_that_starts_its_server_needs_nothing_else_and_leaves_nothing_behind(node, lanes):
-    peers = [peer(node, lanes, batches=5, name="own", start=True, threads=1) for _ in range(4)]
+    peers = [peer(node, lanes, batches=5, name="own", peers=4, start=True, threads=1) for _ in range(4)]
     for process in peers:
         assert heard(process)[0] == expected(lanes, batches=5)[0]
     path = node.folder / "node-own.sock"
