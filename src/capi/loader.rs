@@ -7,12 +7,12 @@
 use super::arg::{self, Sized_};
 use super::batch::lw_batch;
 use super::dataset::{lw_dataset, lw_progress_fn, progress};
-use super::function::{functions, lw_function_table};
+use super::function::{Functions, functions, lw_function_table};
 use super::generate::{generate_options, lw_generate_options};
 use super::guard::{guard, guard_or, set_message};
 use super::home::Home;
 use super::opened::Opened;
-use super::operator::{lw_operator_table, operators};
+use super::operator::{Operators, lw_operator_table, operators};
 use super::recipe::lw_recipe;
 use super::status::lw_status;
 use crate::base::{Error, Result, Status, Stop};
@@ -213,18 +213,10 @@ pub unsafe extern "C" fn lw_loader_open(recipe: *const lw_recipe, options: *cons
         let recipe = &unsafe { arg::object(recipe, "recipe") }?.recipe;
         let stop = Stop::default();
         // SAFETY: the caller promises NULL or options that begin with their size, and that what they point to is readable during this call.
-        let (options, tuning) = unsafe { open_options(options, &stop) }?;
-        // SAFETY: as above.
-        let tables = unsafe { arg::slice(options.functions, options.function_count, "functions") }?;
-        // SAFETY: as above; the functions can be called as their documentation says.
-        let functions = unsafe { functions(tables) }?;
-        // SAFETY: as above.
-        let tables = unsafe { arg::slice(options.operators, options.operator_count, "operators") }?;
-        // SAFETY: as above.
-        let operators = unsafe { operators(tables) }?;
-        let loader = Loader::open_with(recipe.clone(), tuning, &functions.functions, &operators.makers)?;
-        functions.keep();
-        operators.keep();
+        let given = unsafe { open_options(options, &stop) }?;
+        let loader = Loader::open_with(recipe.clone(), given.tuning, &given.functions.functions, &given.operators.makers)?;
+        given.functions.keep();
+        given.operators.keep();
         let parts = loader.parts().clone();
         let handle = lw_loader::hand_out(AnyLoader::Own(Box::new(loader)), Opened::here(parts), stop);
         // SAFETY: not NULL; the caller promises that it is writable.
@@ -233,16 +225,27 @@ pub unsafe extern "C" fn lw_loader_open(recipe: *const lw_recipe, options: *cons
     })
 }
 
-/// What the caller's header knew of the options, and what they mean.
+/// What a caller's options mean.
+pub(super) struct Given {
+    pub tuning: Options,
+    pub functions: Functions,
+    pub operators: Operators,
+}
+
+/// Reads a caller's options, of which its header may know fewer.
 ///
 /// # Safety
-/// `options` is NULL or begins with its size; what it points to is readable.
-pub(super) unsafe fn open_options(options: *const lw_loader_options, stop: &Stop) -> Result<(lw_loader_options, Options)> {
+/// `options` is NULL or begins with its size; what it points to is readable, and its functions can be called as their documentation says.
+pub(super) unsafe fn open_options(options: *const lw_loader_options, stop: &Stop) -> Result<Given> {
     // SAFETY: the caller's promise.
     let options = if options.is_null() { DEFAULTS } else { unsafe { arg::versioned(options, DEFAULTS) }? };
     // SAFETY: the caller's promise.
     let tuning = unsafe { loader_options(&options, stop) }?;
-    Ok((options, tuning))
+    // SAFETY: the caller's promise.
+    let functions = unsafe { functions(arg::slice(options.functions, options.function_count, "functions")?) }?;
+    // SAFETY: the caller's promise.
+    let operators = unsafe { operators(arg::slice(options.operators, options.operator_count, "operators")?) }?;
+    Ok(Given { tuning, functions, operators })
 }
 
 /// # Safety

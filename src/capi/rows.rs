@@ -4,12 +4,10 @@
 use super::arg;
 use super::batch::lw_batch;
 use super::dataset::lw_dataset;
-use super::function::functions;
 use super::guard::{guard, guard_or};
 use super::home::Home;
 use super::loader::{lw_loader_options, open_options};
 use super::opened::Opened;
-use super::operator::operators;
 use super::recipe::lw_recipe;
 use super::status::lw_status;
 use super::worker::{lw_task, lw_worker};
@@ -90,18 +88,10 @@ pub unsafe extern "C" fn lw_rows_open(recipe: *const lw_recipe, options: *const 
         let recipe = &unsafe { arg::object(recipe, "recipe") }?.recipe;
         let stop = Stop::default();
         // SAFETY: the caller promises NULL or options that begin with their size, and that what they point to is readable during this call.
-        let (options, tuning) = unsafe { open_options(options, &stop) }?;
-        // SAFETY: as above.
-        let tables = unsafe { arg::slice(options.functions, options.function_count, "functions") }?;
-        // SAFETY: as above; the functions can be called as their documentation says.
-        let functions = unsafe { functions(tables) }?;
-        // SAFETY: as above.
-        let tables = unsafe { arg::slice(options.operators, options.operator_count, "operators") }?;
-        // SAFETY: as above.
-        let operators = unsafe { operators(tables) }?;
-        let rows = Rows::open_with(recipe.clone(), tuning, &functions.functions, &operators.makers)?;
-        functions.keep();
-        operators.keep();
+        let given = unsafe { open_options(options, &stop) }?;
+        let rows = Rows::open_with(recipe.clone(), given.tuning, &given.functions.functions, &given.operators.makers)?;
+        given.functions.keep();
+        given.operators.keep();
         let handle = Box::new(lw_rows {
             opened: Arc::new(Opened::here(rows.loader().parts().clone())),
             schedule: rows.loader().schedule().clone(),
