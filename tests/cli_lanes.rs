@@ -220,7 +220,7 @@ fn mistakes_are_named_with_what_would_be_right() {
         (vec!["verify", "recipe.toml", "--steps", "-1"], "--steps '-1': expected a whole number"),
         (vec!["verify", "recipe.toml", "--steps", "9", "--resume-at", "9"], "a run of 9 steps cannot be resumed at step 9"),
         (vec!["verify", "none.toml"], "none.toml: No such file"),
-        (vec!["verify", "odd.toml"], "odd.toml: line 11: 'pack.max_lenght' is not known; did you mean 'max_length'?"),
+        (vec!["verify", "odd.toml"], "odd.toml: line 12: 'pack.max_lenght' is not known; did you mean 'max_length'?"),
         (vec!["verify", "latin.toml"], "recipe latin.toml: line 2 is not UTF-8"),
         (vec!["verify", "remote.toml"], "'s3://bucket/x.jsonl': only local paths can be read, not s3://"),
         (vec!["verify", "recipe.toml", "--threads", "100000"], "threads is 100000; expected 0 to 4096"),

@@ -53,7 +53,8 @@ fn expand(given: &str, format: Option<Format>) -> Result<Vec<ShardFile>> {
     let Ok(meta) = path.metadata() else {
         if !given.contains(['*', '?', '[']) {
             let why = path.metadata().err().map_or_else(String::new, |e| format!(": {e}"));
-            return Err(Error::new(Status::NotFound, format!("'{given}' cannot be opened{why}")));
+            let hint = if given.contains(['~', '$']) { "; ~ and $NAME are not expanded in paths" } else { "" };
+            return Err(Error::new(Status::NotFound, format!("'{given}' cannot be opened{why}{hint}")));
         }
         return expand_glob(given, format);
     };
@@ -212,6 +213,7 @@ mod tests {
         };
         says(&["a.jsonl", "*.jsonl"], "a.jsonl is named by");
         says(&["nothing.jsonl"], "nothing.jsonl' cannot be opened: No such file");
+        says(&["~/data"], "~/data' cannot be opened: No such file or directory (os error 2); ~ and $NAME are not expanded");
         says(&["README.md"], "README.md: its suffix names no format");
         says(&["*.parquet"], "no file is found there");
         says(&[], "list of paths is empty");

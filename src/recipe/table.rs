@@ -106,8 +106,12 @@ impl<'a> Value<'a> {
     }
 
     pub fn u64(&self) -> Result<u64> {
-        let number = self.value.get_ref().as_integer().and_then(|n| u64::from_str_radix(n.as_str(), n.radix()).ok());
-        number.ok_or_else(|| self.wrong("a whole number, 0 or above"))
+        let integer = self.value.get_ref().as_integer();
+        let number = integer.and_then(|n| u64::from_str_radix(n.as_str(), n.radix()).ok());
+        number.ok_or_else(|| match integer {
+            Some(n) if !n.as_str().starts_with('-') => self.wrong("a whole number below 2^64"),
+            _ => self.wrong("a whole number, 0 or above"),
+        })
     }
 
     pub fn u32(&self) -> Result<u32> {

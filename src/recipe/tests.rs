@@ -127,6 +127,7 @@ fn mistakes_are_named_with_line_value_and_hint() {
         ("max_length = 8", "max_length = 8\nalgoritm = \"wrap\"", "line 8: 'pack.algoritm' is not known; did you mean 'algorithm'?"),
         ("max_length = 8", "max_length = \"8\"", "line 7: pack.max_length is \"8\"; expected a whole number, 0 or above"),
         ("max_length = 8", "max_length = -8", "line 7: pack.max_length is -8; expected a whole number, 0 or above"),
+        ("max_length = 8", "max_length = 99999999999999999999", "expected a whole number below 2^64"),
         ("max_length = 8", "max_length = 1", "pack.max_length is 1; it must be from 2 to 1073741824"),
         ("max_length = 8", "max_length = 8\nalgorithm = \"rap\"", "algorithm 'rap' is not known; use one of wrap, first_fit"),
         ("[pack]", "threads = 4\n[pack]", "line 6: 'tokenizer.threads' is not known; known here: path, special_tokens, parse_special"),
