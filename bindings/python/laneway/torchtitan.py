@@ -25,7 +25,7 @@ from torchtitan.components.dataloader import BaseDataLoader
 
 from ._functions import Function
 from .errors import InvalidArgument
-from .integrations._common import piece_positions
+from .integrations._common import open_loader, piece_positions
 from .loader import Loader
 from .recipe import Recipe
 
@@ -35,8 +35,9 @@ __all__ = ["LanewayDataLoader", "check_config"]
 class LanewayDataLoader(BaseDataLoader):  # type: ignore[misc]
     """Yields ``({"input": ids, "positions": positions}, labels)``, each ``local_batch_size × seq_len`` int64 on the CPU.
 
-    Labels are shifted, −100 where none counts; positions start at 0 in every piece of a document, by which masked attention keeps documents apart. All ranks of one
-    data-parallel rank get the same batches.
+    Labels are shifted, −100 where none counts; positions start at 0 in every piece of a document, by which masked attention keeps documents apart. All processes of one
+    data-parallel rank (its tensor-, pipeline- and context-parallel peers) get the same batches; with ``server`` those of a node read the same memory, which one process
+    writes once for all.
 
     The state in a checkpoint has an entry for each lane. A run may resume on any number of data-parallel ranks that divides the lanes, with
     ``training.global_batch_size`` unchanged.
@@ -57,8 +58,14 @@ class LanewayDataLoader(BaseDataLoader):  # type: ignore[misc]
         recipe: str = ""
         """Path of the recipe, a TOML file."""
 
+        server: str | None = None
+        """The name of the node's server that makes the batches, as of :class:`~laneway.NodeLoader`; None: each process makes its own."""
+
+        start_server: bool = False
+        """Start that server, unless one of its name runs; it ends 10 s after the last process that reads from it."""
+
         threads: int | None = None
-        """That read and make tokens; None: one a processor."""
+        """That read and make tokens; None: one a processor. Like what follows, of the server where one is started."""
 
         prefetch: int = 1
         """Steps made ahead."""
@@ -68,7 +75,7 @@ class LanewayDataLoader(BaseDataLoader):  # type: ignore[misc]
 
     functions: Iterable[Function] | Mapping[str, Any] = ()
     """The functions that the recipe names, as :class:`~laneway.Loader` takes them. A subclass sets them; it declares a ``Config`` of its own, derived from this
-    one, by which TorchTitan finds it."""
+    one, by which TorchTitan finds it. A server brings its own (:class:`~laneway.Server`)."""
 
     def __init__(
         self,
@@ -84,15 +91,17 @@ class LanewayDataLoader(BaseDataLoader):  # type: ignore[misc]
         recipe = _recipe_of(config)
         _check_rows(recipe, seq_len)
         # Uneven ranks would end steps with masked rows, of which TorchTitan's metrics know nothing; the loader refuses them unless asked.
-        self.loader = Loader(
+        manner = {"functions": self.functions} if config.server is None else {"start": config.start_server}
+        self.loader = open_loader(
             recipe,
             dp_rank,
             dp_world_size,
             microbatch_size=local_batch_size,
+            server=config.server,
             threads=config.threads,
             prefetch=config.prefetch,
             cache_dir=config.cache_dir,
-            functions=self.functions,
+            **manner,
         )
         _check_tokenizer(self.loader, tokenizer)
 
@@ -152,6 +161,8 @@ def _recipe_of(config: LanewayDataLoader.Config) -> Recipe:
     for name in ("dataset", "dataset_path"):
         if getattr(config, name):
             raise InvalidArgument(f"dataloader.{name} is {getattr(config, name)!r}, but the recipe names the data: leave it out")
+    if config.start_server and config.server is None:
+        raise InvalidArgument("dataloader.start_server is set, but dataloader.server, the name of the server to be started, is not")
     if not config.recipe:
         raise InvalidArgument("dataloader.recipe is not set; it is the path of a recipe, a TOML file")
     return Recipe.load(config.recipe)

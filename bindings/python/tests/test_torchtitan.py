@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import dataclass
 from itertools import islice
@@ -34,25 +35,28 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return example.prepare(tmp_path_factory.mktemp("titan"), example.LENGTH, example.GLOBAL_BATCH).parent
 
 
-def stage(rank: int, ranks: int, folder: str, data: str, until: int) -> None:
-    """One rank of the example's run."""
+def stage(rank: int, ranks: int, folder: str, data: str, until: int, node: str | None) -> None:
+    """One rank of the example's run. ``node``: where the server of the node lies, if one makes the batches."""
+    os.environ.update({"LANEWAY_DIR": node} if node else {})
     sys.path[:0] = [str(EXAMPLE), str(EXAMPLE.parent)]
     import rank as example
 
-    example.run(Path(folder), Path(data), until, save_every=1)
+    example.run(Path(folder), Path(data), until, save_every=1, server="titan" if node else None)
 
 
 def test_a_run_on_two_then_one_then_four_ranks_takes_the_same_batches_through_torchtitans_checkpoints(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    data: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The ranks themselves make the batches of the first stage, a server those of the others: their checkpoints are the same."""
     import elastic_resume
     from elastic.record import Step, step_hash
     from elastic.train import row_hashes
 
     run = tmp_path / "changing"
     run.mkdir()
-    for ranks, until in ((2, 2), (1, 4), (4, 6)):
-        run_ranks(stage, ranks, tmp_path / f"on-{ranks}", str(run), str(data), until)
+    for ranks, until, node in [(2, 2, None), (1, 4, str(folder)), (4, 6, str(folder))]:
+        run_ranks(stage, ranks, tmp_path / f"on-{ranks}", str(run), str(data), until, node)
+        assert (node is None) or list(folder.glob("node-titan*")), "a server has made them"
     found = elastic_resume.steps_of(run)
     assert sorted(found) == list(range(6)) and found[5].loss < found[0].loss
     # What one rank alone would have been given.

@@ -56,8 +56,8 @@ class TrainState:
         self.step = state["step"]
 
 
-def run(folder: Path, data: Path, until: int, save_every: int) -> None:
-    """The loop of TorchTitan's trainer, as far as CPUs go."""
+def run(folder: Path, data: Path, until: int, save_every: int, server: str | None = None) -> None:
+    """The loop of TorchTitan's trainer, as far as CPUs go. With `server`, one process of that name makes the batches of all ranks."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = fully_shard(Model(), mesh=init_device_mesh("cpu", (ranks,)))
@@ -66,7 +66,7 @@ def run(folder: Path, data: Path, until: int, save_every: int) -> None:
     optimizers = optimizer_config.build(model_parts=[model])
     schedulers = LRSchedulersContainer.Config(warmup_steps=2).build(optimizers=optimizers, training_steps=STEPS)
     tokenizer = HuggingFaceTokenizer.Config().build(tokenizer_path=str(data))
-    dataloader = LanewayDataLoader.Config(recipe=str(data / "recipe.toml"), threads=1).build(
+    dataloader = LanewayDataLoader.Config(recipe=str(data / "recipe.toml"), threads=1, server=server, start_server=server is not None).build(
         dp_world_size=ranks, dp_rank=rank, tokenizer=tokenizer, seq_len=LENGTH, local_batch_size=LOCAL_BATCH, snapshot_every_n_steps=None
     )
     state = TrainState()
@@ -109,6 +109,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("elastic-data"), help="where text, tokenizer and recipe are, or are made")
     parser.add_argument("--until", type=int, default=STEPS, help="the step to stop before")
     parser.add_argument("--save-every", type=int, default=4)
+    parser.add_argument("--server", help="let one process of this name make the batches of all ranks; the first rank starts it")
     options = parser.parse_args()
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -116,7 +117,7 @@ def main() -> None:
     if dist.get_rank() == 0:
         prepare(options.data, LENGTH, GLOBAL_BATCH)
     dist.barrier()
-    run(options.folder, options.data, options.until, options.save_every)
+    run(options.folder, options.data, options.until, options.save_every, options.server)
     dist.barrier()  # none leaves while another still talks to it
     dist.destroy_process_group()
 
