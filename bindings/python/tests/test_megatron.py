@@ -122,6 +122,52 @@ def test_a_run_on_two_then_one_then_four_ranks_takes_the_same_batches_through_me
     assert len(losses) == 3 * EACH and losses[-1] < losses[0]
 
 
+def peer(rank: int, ranks: int, recipe: str, node: str, folder: str) -> dict[str, Any]:
+    """One of four: two stages of a pipeline, each with two halves of the context, of one data-parallel rank."""
+    from megatron.core import dist_checkpointing, num_microbatches_calculator, parallel_state
+
+    from laneway.integrations.megatron import DataIterator
+
+    start(1, pipeline_model_parallel_size=2, context_parallel_size=2)
+    os.environ["LANEWAY_DIR"] = node
+    data = DataIterator(recipe, server="peers", start=True)
+    taken = [next(data)["tokens"] for _ in range(3 * num_microbatches_calculator.get_num_microbatches())]
+    os.makedirs(folder, exist_ok=True)
+    state = {"data": data.sharded_state_dict()}
+    dist_checkpointing.save(state, folder)  # which would refuse lanes that nobody writes, or that two do
+    data.load_state_dict(dist_checkpointing.load(state, folder)["data"])
+    taken.append(next(data)["tokens"])
+    place = [parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_context_parallel_rank()]
+    return {"place": place, "rows": [row for tokens in taken for row in tokens.tolist()], "memory": [memory_of(tokens) for tokens in taken]}
+
+
+def test_peers_of_a_pipeline_and_of_a_context_read_one_memory_and_save_each_lane_once(lanes: Path, folder: Path, tmp_path: Path) -> None:
+    found = run_ranks(peer, 4, tmp_path / "peers", str(lanes), str(folder), str(tmp_path / "checkpoint"))
+    assert sorted(rank["place"] for rank in found) == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    expected = Loader(lanes, microbatch_size=1)
+    assert found[0]["rows"] == [next(expected).input_ids[0].tolist() for _ in range(3 * 8 + 1)]
+    for rank in found:
+        assert rank["rows"] == found[0]["rows"] and rank["memory"][0] is not None and rank["memory"][:7] == found[0]["memory"][:7]
+
+
+def one_of_two(rank: int, ranks: int, recipe: str, node: str) -> Any:
+    """The first of two tensor-parallel ranks reads, and tells the other."""
+    import torch.distributed as dist
+
+    from laneway.integrations.megatron import DataIterator
+
+    start(1, tensor_model_parallel_size=2)
+    os.environ["LANEWAY_DIR"] = node
+    tokens = next(DataIterator(recipe, server="one", start=True, peers=1))["tokens"] if rank == 0 else torch.empty(1, 32, dtype=torch.int64)
+    dist.broadcast(tokens, 0)
+    return tokens.tolist()
+
+
+def test_one_peer_may_read_for_all(lanes: Path, folder: Path, tmp_path: Path) -> None:
+    found = run_ranks(one_of_two, 2, tmp_path / "one", str(lanes), str(folder))
+    assert found[0] == found[1] == next(Loader(lanes, microbatch_size=1)).input_ids.tolist()
+
+
 def look(rank: int, ranks: int, recipe: str) -> list[Any]:
     from laneway.integrations.megatron import DataIterator
 
