@@ -10,6 +10,7 @@ import argparse
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -25,23 +26,23 @@ def main() -> int:
     return play(parser.parse_args().folder.resolve(), HERE / "rank.py")
 
 
-def play(folder: Path, program: Path) -> int:
-    """The steady run and the stages of the changing one; the exit status."""
+def play(folder: Path, program: Path, given: Sequence[str] = ()) -> int:
+    """The steady run and the stages of the changing one, with these arguments besides; the exit status."""
     last = STAGES[-1][1]
     for name in ("steady", "changing"):
         shutil.rmtree(folder / name, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
-    torchrun(program, folder, "steady", 2, last)
+    torchrun(program, folder, "steady", 2, last, given)
     steady = steps_of(folder / "steady")
     for ranks, until in STAGES:
-        torchrun(program, folder, "changing", ranks, until)
+        torchrun(program, folder, "changing", ranks, until, given)
     return compare(steady, steps_of(folder / "changing"), last)
 
 
-def torchrun(program: Path, folder: Path, name: str, ranks: int, until: int) -> None:
+def torchrun(program: Path, folder: Path, name: str, ranks: int, until: int, given: Sequence[str]) -> None:
     print(f"{name}: {ranks} rank{'s' * (ranks != 1)}, until step {until}", flush=True)
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    arguments = [str(folder / name), "--data", str(folder / "data"), "--until", str(until)]
+    arguments = [str(folder / name), "--data", str(folder / "data"), "--until", str(until), *given]
     with open(folder / "output.log", "a") as log:
         done = subprocess.run([sys.executable, *launcher, str(program), *arguments], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
     if done.returncode:
