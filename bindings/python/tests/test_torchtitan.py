@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from dataclasses import dataclass
 from itertools import islice
@@ -22,7 +23,7 @@ for name in NEEDED:
 
 from laneway.torchtitan import LanewayDataLoader, check_config  # noqa: E402
 
-preload("laneway.torchtitan", "torchtitan.components.checkpointer", "torchtitan.components.optimizer")
+preload("titan_on_cpu", "laneway.torchtitan")
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "python" / "torchtitan"
 sys.path[:0] = [str(EXAMPLE), str(EXAMPLE.parent)]
 
@@ -31,41 +32,50 @@ sys.path[:0] = [str(EXAMPLE), str(EXAMPLE.parent)]
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the example's text, tokenizer and recipe."""
     import rank as example
+    from elastic.corpus import prepare
 
-    return example.prepare(tmp_path_factory.mktemp("titan"), example.LENGTH, example.GLOBAL_BATCH).parent
+    return prepare(tmp_path_factory.mktemp("titan"), example.LENGTH, example.GLOBAL_BATCH).parent
 
 
-def stage(rank: int, ranks: int, folder: str, data: str, until: int, node: str | None) -> None:
-    """One rank of the example's run. ``node``: where the server of the node lies, if one makes the batches."""
-    os.environ.update({"LANEWAY_DIR": node} if node else {})
+def trainer(rank: int, ranks: int, node: str, words: list[str]) -> None:
+    """One process of the example's run: TorchTitan's own trainer. ``node``: where the server of the node lies, if one makes the batches."""
+    os.environ["LANEWAY_DIR"] = node
     sys.path[:0] = [str(EXAMPLE), str(EXAMPLE.parent)]
     import rank as example
 
-    example.run(Path(folder), Path(data), until, save_every=1, server="titan" if node else None)
+    options = example.parse([*words, "--device", "cpu", "--save-every", "2"])
+    example.run(options.folder, example.make_config(options.folder, options.data, ranks, options), options.swap_rows_at)
 
 
-def test_a_run_on_two_then_one_then_four_ranks_takes_the_same_batches_through_torchtitans_checkpoints(
+def test_torchtitans_trainer_takes_the_same_batches_on_two_then_one_then_four_ranks_through_its_checkpoints(
     data: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The ranks themselves make the batches of the first stage, a server those of the others: their checkpoints are the same."""
+    """The ranks themselves make the batches of the first stage, a server those of the others: their checkpoints are the same. Of the last four each two split the model's
+    tensors between them."""
     import elastic_resume
     from elastic.record import Step, step_hash
     from elastic.train import row_hashes
 
-    run = tmp_path / "changing"
-    run.mkdir()
-    for ranks, until, node in [(2, 2, None), (1, 4, str(folder)), (4, 6, str(folder))]:
-        run_ranks(stage, ranks, tmp_path / f"on-{ranks}", str(run), str(data), until, node)
-        assert (node is None) or list(folder.glob("node-titan*")), "a server has made them"
+    run, server = tmp_path / "changing", ["--server", "titan"]
+    start = [str(run), "--data", str(data)]
+    run_ranks(trainer, 2, tmp_path / "on-2", str(folder), [*start, "--until", "2"])
+    assert not list(folder.glob("node-*"))
+    run_ranks(trainer, 1, tmp_path / "on-1", str(folder), [*start, "--until", "4", *server])
+    assert list(folder.glob("node-titan*")), "a server has made them"
+    last = [*start, "--until", "6", *server, "--tensor-parallel", "2"]
+    run_ranks(trainer, 4, tmp_path / "on-4", str(folder), last)
     found = elastic_resume.steps_of(run)
     assert sorted(found) == list(range(6)) and found[5].loss < found[0].loss
     # What one rank alone would have been given.
     expected = {step: Step(step_hash(row_hashes(batch.input_ids, batch.labels)), found[step].loss) for step, batch in enumerate(islice(Loader(data / "recipe.toml"), 6))}
     assert elastic_resume.compare(expected, found, last=6) == 0
     assert "6 of 6 global batches identical" in capsys.readouterr().out
-    # And if one were not:
-    assert elastic_resume.compare(expected, found | {4: found[3]}, last=6) == 1
-    assert "the global batch of step 4 is another (5 of 6 are identical)" in capsys.readouterr().err
+    # And if one were not, in which some rows stand in another order:
+    shutil.rmtree(run / "checkpoint" / "step-6")
+    shutil.rmtree(run / "4-to-6")
+    run_ranks(trainer, 1, tmp_path / "spoilt", str(folder), [*start, "--until", "6", "--swap-rows-at", "5"])
+    assert elastic_resume.compare(expected, elastic_resume.steps_of(run), last=6) == 1
+    assert "the global batch of step 5 is another (5 of 6 are identical)" in capsys.readouterr().err
     assert elastic_resume.compare(expected, {step: found[step] for step in range(5)}, last=6) == 1
 
 
