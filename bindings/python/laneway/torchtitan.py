@@ -90,7 +90,7 @@ class LanewayDataLoader(BaseDataLoader):  # type: ignore[misc]
     ) -> None:
         recipe = _recipe_of(config)
         _check_rows(recipe, seq_len)
-        # Uneven ranks would end steps with masked rows, of which TorchTitan's metrics know nothing; the loader refuses them unless asked.
+        _check_ranks(recipe, dp_world_size, local_batch_size)
         manner = {"functions": self.functions} if config.server is None else {"start": config.start_server}
         self.loader = open_loader(
             recipe,
@@ -153,8 +153,9 @@ def check_config(config: Any) -> None:
         is_now = "not set, so it would change with the number of ranks" if training.global_batch_size < 0 else training.global_batch_size
         raise InvalidArgument(f"training.global_batch_size is {is_now}; set it to the recipe's global_batch, {rows}")
     if rows % training.local_batch_size:
-        fits = [n for n in range(1, rows + 1) if rows % n == 0]
-        raise InvalidArgument(f"training.local_batch_size is {training.local_batch_size}, which does not divide the recipe's global_batch, {rows}; use one of {fits}")
+        raise InvalidArgument(
+            f"training.local_batch_size is {training.local_batch_size}, which does not divide the recipe's global_batch, {rows}; use one of {_divisors(rows)}"
+        )
 
 
 def _recipe_of(config: LanewayDataLoader.Config) -> Recipe:
@@ -173,6 +174,26 @@ def _check_rows(recipe: Recipe, seq_len: int) -> None:
     if length != seq_len:
         raise InvalidArgument(f"training.seq_len is {seq_len}, but the recipe's rows have {length} tokens (pack.max_length): set one to the other")
     _global_batch(recipe)
+
+
+def _check_ranks(recipe: Recipe, ranks: int, local_batch_size: int) -> None:
+    """Uneven ranks would end steps with masked rows, of which TorchTitan's metrics know nothing."""
+    lanes = int(recipe.fields()["batch.lanes"])
+    if lanes % ranks:
+        raise InvalidArgument(
+            f"{ranks} data-parallel ranks do not divide the recipe's {lanes} lanes; let data_parallel_replicate_degree times data_parallel_shard_degree be one of "
+            f"{_divisors(lanes)}"
+        )
+    rows = _global_batch(recipe) // ranks
+    if rows % local_batch_size:
+        raise InvalidArgument(
+            f"training.local_batch_size is {local_batch_size}, which does not divide the {rows} rows of a step that each of {ranks} data-parallel ranks takes; use one of "
+            f"{_divisors(rows)}"
+        )
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def _global_batch(recipe: Recipe) -> int:

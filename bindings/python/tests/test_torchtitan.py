@@ -21,6 +21,8 @@ NEEDED = ("torch", "torchdata", "torchtitan.components.dataloader", "tokenizers"
 for name in NEEDED:
     pytest.importorskip(name, reason=f"{name} cannot be imported: the data loader for TorchTitan was not tried")
 
+from torchtitan.components.dataloader import BaseDataLoader  # noqa: E402
+
 from laneway.torchtitan import LanewayDataLoader, check_config  # noqa: E402
 
 preload("titan_on_cpu", "laneway.torchtitan")
@@ -109,8 +111,8 @@ def other_tokenizer(data: Path, folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dp_world_size": 3}, "3 ranks do not divide 16 lanes evenly; use one of 1, 2, 4, 8, 16"),
-        ({"local_batch_size": 3}, "microbatch_size 3 does not divide the 8 rows"),
+        ({"dp_world_size": 3}, r"3 data-parallel ranks do not divide the recipe's 16 lanes; let .* be one of \[1, 2, 4, 8, 16\]"),
+        ({"local_batch_size": 3}, r"training.local_batch_size is 3, which does not divide the 8 rows of a step that each of 2 .*; use one of \[1, 2, 4, 8\]"),
         ({"seq_len": 128}, r"training.seq_len is 128, but the recipe's rows have 64 tokens \(pack.max_length\)"),
     ],
     ids=["ranks and lanes", "rows and batch size", "context length"],
@@ -118,6 +120,13 @@ def other_tokenizer(data: Path, folder: Path) -> Path:
 def test_a_setting_that_contradicts_the_recipe_is_named_when_the_loader_is_made(data: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.InvalidArgument, match=message):
         build(data, **changes)
+
+
+def test_lanes_that_do_not_divide_the_step_are_refused(data: Path) -> None:
+    recipe = data / "lanes.toml"
+    recipe.write_text((data / "recipe.toml").read_text().replace("global_batch = 16", "global_batch = 16\nlanes = 6"))
+    with pytest.raises(errors.InvalidArgument, match="lanes = 6 does not divide global_batch = 16; use one of 1, 2, 4, 8, 16"):
+        build(data, recipe=recipe)
 
 
 def test_another_tokenizer_is_refused_with_the_id_that_differs(data: Path, tmp_path: Path) -> None:
@@ -130,10 +139,12 @@ def test_another_tokenizer_is_refused_with_the_id_that_differs(data: Path, tmp_p
     [
         ({"recipe": ""}, "dataloader.recipe is not set"),
         ({"dataset": "c4"}, "dataloader.dataset is 'c4', but the recipe names the data"),
+        ({"dataset_path": "/data"}, "dataloader.dataset_path is '/data', but the recipe names the data"),
+        ({"start_server": True}, "start_server is set, but dataloader.server, the name of the server to be started, is not"),
     ],
-    ids=["no recipe", "a dataset"],
+    ids=["no recipe", "a dataset", "a path", "a server without a name"],
 )
-def test_a_config_without_a_recipe_or_with_a_dataset_is_refused(data: Path, settings: dict[str, str], message: str) -> None:
+def test_a_config_that_says_too_little_or_too_much_is_refused(data: Path, settings: dict[str, Any], message: str) -> None:
     config = LanewayDataLoader.Config(**({"recipe": str(data / "recipe.toml")} | settings))
     with pytest.raises(errors.InvalidArgument, match=message):
         config.build(dp_world_size=1, dp_rank=0, tokenizer=None, seq_len=64, local_batch_size=2)
@@ -155,6 +166,8 @@ def test_a_trainers_config_is_checked_before_anything_starts(data: Path, changes
 
     training = TrainingConfig(**({"seq_len": 64, "local_batch_size": 2, "global_batch_size": 16} | changes))
     config = SimpleNamespace(training=training, dataloader=LanewayDataLoader.Config(recipe=str(data / "recipe.toml")))
+    with pytest.raises(errors.InvalidArgument, match="dataloader is a BaseDataLoader.Config; expected a LanewayDataLoader.Config"):
+        check_config(SimpleNamespace(training=training, dataloader=BaseDataLoader.Config()))
     if message is None:
         check_config(config)
         return
