@@ -45,7 +45,28 @@ const RECIPE: &str = r#"
 struct House {
     dir: TempDir,
     room: Room,
-    _broker: laneway::exchange::broker::Broker,
+    broker: Broker,
+}
+
+/// The `laneway broker` program, killed at the end.
+struct Broker(std::process::Child);
+
+impl Broker {
+    fn start(room: &Room) -> Broker {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_laneway"));
+        let child = command.args(["broker", "--log", "error"]).env("LANEWAY_DIR", &room.dir).spawn().unwrap();
+        let broker = Broker(child);
+        laneway::exchange::ask::stats(&room.endpoints.frontend, Instant::now() + Duration::from_secs(60)).expect("the broker answers");
+        broker
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        // SIGKILL.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 fn house(change: impl Fn(String) -> String) -> House {
@@ -57,10 +78,17 @@ fn house(change: impl Fn(String) -> String) -> House {
     }
     std::fs::write(dir.path().join("recipe.toml"), change(RECIPE.to_string())).unwrap();
     let room = Room::new();
-    House { _broker: room.broker(), dir, room }
+    House { broker: Broker::start(&room), dir, room }
 }
 
 impl House {
+    /// Another broker, in the place of one that was killed.
+    fn kill_broker(&mut self) {
+        let killed = std::mem::replace(&mut self.broker.0, std::process::Command::new("true").spawn().unwrap());
+        drop(Broker(killed));
+        self.broker = Broker::start(&self.room);
+    }
+
     fn recipe(&self) -> Recipe {
         Recipe::load(&self.dir.path().join("recipe.toml")).unwrap()
     }
@@ -354,6 +382,34 @@ fn a_run_resumed_on_other_ranks_goes_on_with_the_model_of_each_step() {
     again.seek(3).unwrap();
     let found = beside(&house, &[4], &no_fault, || hashes(std::slice::from_mut(&mut again), 9, model));
     assert!(found.iter().all(|(step, hash)| expected[step] == *hash));
+}
+
+#[test]
+fn a_broker_killed_between_the_setting_of_a_model_and_its_step_forgets_neither_it_nor_the_one_before() {
+    let mut house = house(|r| r);
+    let model = |step| if step < 3 { FIRST } else { "second none" };
+    let mut one = house.loader(0, 1);
+    one.set_model("second", None, 3).unwrap();
+    let expected = beside(&house, &[3], &no_fault, || hashes(std::slice::from_mut(&mut one), 9, model));
+    drop(one);
+    let ahead = |prefetch| move |options: &mut Options, _: &mut GenerateOptions| options.prefetch = prefetch;
+    let mut ranks = [house.loader_with(0, 2, ahead(2)), house.loader_with(1, 2, ahead(0))];
+    ranks.iter_mut().for_each(|rank| rank.set_model("second", None, 3).unwrap());
+    let mut parts: [Vec<Vec<u64>>; 2] = Default::default();
+    let mut take = |ranks: &mut [Loader; 2], rank: usize, until: u64| {
+        while ranks[rank].step() < until {
+            let batch = ranks[rank].next(Some(Instant::now() + Duration::from_secs(60))).unwrap().unwrap();
+            check(&batch, model(batch.step()));
+            parts[rank].push(batch.row_hashes());
+        }
+    };
+    // Rank 0 has asked for step 3, and so set the second model, while rank 1 has asked for step 0 alone.
+    beside(&house, &[4], &no_fault, || (take(&mut ranks, 0, 2), take(&mut ranks, 1, 1)));
+    house.kill_broker();
+    // These workers are new, too: what they know of models is what the new broker knows.
+    beside(&house, &[4, 2], &no_fault, || (take(&mut ranks, 1, 9), take(&mut ranks, 0, 9)));
+    let found = (0..9).map(|step| (step, global_hash(parts.iter().flat_map(|rank| rank[step as usize].clone()))));
+    assert_eq!(found.collect::<BTreeMap<u64, u64>>(), expected);
 }
 
 #[test]
