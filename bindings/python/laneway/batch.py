@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from . import _dtypes, _native, _structs
+from ._ragged import name_of
 from .errors import Unsupported
 
 TENSORS = ("input_ids", "labels", "positions", "segment_ids", "loss_mask", "cu_seqlens")
@@ -40,7 +41,9 @@ class Batch:
     - ``segment_ids`` (int32): which document of its row, from 1; 0 in padding;
     - ``loss_mask`` (bool): whether the label counts;
     - ``cu_seqlens`` (int32, ``[segments + 1]``): where segments start in the batch laid out as one sequence, and its end;
-    - what teachers made (a recipe's ``[generate]``), by the names of its layout: ``batch["logits"]``, ``rows × shape``, zero for rows of padding.
+    - what teachers made (a recipe's ``[generate]``), by the names of its layout: ``batch["logits"]``, ``rows × shape``, zero for rows of padding. A ragged
+      dimension, ``"seq<=2048"`` in the layout, has the size that the recipe's ``pad_to`` says, with zeroes behind each row's data, and comes with
+      ``batch["seq_lengths"]`` (int64, ``[rows]``) and ``batch["seq_mask"]`` (bool, ``rows × size``), True where there is data.
 
     Attributes:
         step: the step that it belongs to, from 0.
@@ -49,7 +52,7 @@ class Batch:
         num_tokens: tokens of documents, padding left out.
         num_valid_tokens: labels that count; divide a loss by their sum over all ranks and microbatches of the step.
         max_seqlen: the longest segment of ``cu_seqlens``.
-        taught: names of the tensors that teachers made; empty without teachers.
+        taught: names of the tensors that teachers made, with lengths and masks of their ragged dimensions; empty without teachers.
         emit_positions: whether :meth:`to_training` gives positions, as ``pack_flat(emit_positions=…)`` said.
     """
 
@@ -137,7 +140,7 @@ class Batch:
         Raises:
             Unsupported: the batch has NumPy arrays."""
         self._needs_torch("to")
-        return {name: self[name].to(device, non_blocking=non_blocking) for name in TENSORS}
+        return {name: self[name].to(device, non_blocking=non_blocking) for name in self.keys()}
 
     def pin_memory(self) -> Batch:
         """This batch with its torch tensors copied to page-locked memory, from which a GPU copies by itself. ``DataLoader(pin_memory=True)`` calls it. Needs
@@ -145,7 +148,7 @@ class Batch:
         self._needs_torch("pin_memory")
         pinned = Batch(self._source, True, self._context)
         pinned.emit_positions = self.emit_positions
-        pinned._tensors = {name: self[name].pin_memory() for name in TENSORS}
+        pinned._tensors = {name: self[name].pin_memory() for name in self.keys()}
         return pinned
 
     def _needs_torch(self, what: str) -> None:
@@ -241,8 +244,12 @@ class _View:
 
 
 def _dtypes_of(layout: int) -> dict[str, str]:
-    """Names and dtypes of a layout's tensors."""
-    return {spec["name"]: spec["dtype"] for spec in json.loads(_native.text(_native.lib().lw_layout_to_json, layout))["specs"]}
+    """Names and dtypes of the tensors that a batch has of a layout: its own, then lengths and mask of each ragged dimension."""
+    specs = json.loads(_native.text(_native.lib().lw_layout_to_json, layout))["specs"]
+    dims = dict.fromkeys(name for spec in specs for size in spec["shape"] if (name := name_of(size)) is not None)
+    return {spec["name"]: spec["dtype"] for spec in specs} | {
+        tensor: dtype for dim in dims for tensor, dtype in ((f"{dim}_lengths", "int64"), (f"{dim}_mask", "bool"))
+    }
 
 
 class _Native:
