@@ -40,7 +40,7 @@ struct Client {
 enum Claimed {
     /// Tasks were claimed, or others were faster.
     Done,
-    /// Tickets are open, and every slot is in use.
+    /// Tickets are open, and every slot that this worker may use is in use.
     NoSlot,
 }
 
@@ -400,7 +400,13 @@ impl Serve {
         max: u32,
         out: &mut Vec<Task>,
     ) -> Result<Claimed> {
-        let room = self.room(inner)?.min(max as usize);
+        // A student has room for so many of this seat's tasks and no more, whatever this worker could take.
+        let held = self.tasks.iter().filter(|t| Arc::ptr_eq(&t.attachment, attachment)).count();
+        let left = (attachment.student.max_batch as usize).saturating_sub(held);
+        let room = self.room(inner)?.min(max as usize).min(left);
+        if room == 0 {
+            return Ok(Claimed::NoSlot);
+        }
         let Some(turn) = self.clients.iter().position(|c| Arc::ptr_eq(&c.attachment, attachment)) else { return Ok(Claimed::Done) };
         let now = clock::now() as u64;
         inner.stats.last_take.store(now, Ordering::Relaxed);
