@@ -99,5 +99,9 @@ def _failures() -> Any:
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             _interrupts.append(error)
-        text = "".join(traceback.format_exception(error)).strip().encode("utf-8", "replace")
+        # From the user's first line on.
+        place = error.__traceback__
+        while place is not None and place.tb_frame.f_globals.get("__name__", "").startswith("laneway."):
+            place = place.tb_next
+        text = "".join(traceback.format_exception(type(error), error, place)).strip().encode("utf-8", "replace")
         _native.lib().lw_set_last_error(text, len(text))
