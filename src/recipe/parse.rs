@@ -198,6 +198,14 @@ fn generate(mut t: Table<'_>) -> Result<GenerateRecipe> {
     if let Some(v) = t.get("input") {
         generate.input = v.word(GenerateInput::from_name)?;
     }
+    if let Some(v) = t.get("pad_to") {
+        generate.pad_to = match v.str() {
+            Ok("longest") => PadTo::Longest,
+            Ok("max") => PadTo::Max,
+            Ok(_) => return Err(v.wrong("\"longest\", \"max\" or a number that sizes are to be a multiple of")),
+            Err(_) => PadTo::Multiple(v.u64()?),
+        };
+    }
     t.finish()?;
     Ok(generate)
 }

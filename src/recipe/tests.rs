@@ -55,9 +55,10 @@ tail = "drop"
 [generate]
 model_id = "teacher \"a\""
 model_cfg = { layer = 3, rate = 1.0, names = ["x", true, {}] }
-layout = [{ name = "top", shape = [4, 2], dtype = "bfloat16" }, { name = "n", shape = [], dtype = "int32" }]
+layout = [{ name = "top", shape = [4, 2], dtype = "bfloat16" }, { name = "n", shape = ["seq<=9"], dtype = "int32" }]
 batch_size = 3
 input = "ticket"
+pad_to = 16
 "#;
 
 const SMALL: &str = "[[dataset]]\nname = \"a\"\npaths = \"a.jsonl\"\n[tokenizer]\npath = \"t\"\n[pack]\nmax_length = 8\n[batch]\nglobal_batch = 4\n";
@@ -72,7 +73,8 @@ fn every_option_is_read_and_written_back() {
     assert_eq!(r.schedule().unwrap().lanes(), 64);
     let generate = r.generate.as_ref().unwrap();
     assert_eq!(generate.model_cfg, Some(serde_json::json!({ "layer": 3, "rate": 1.0, "names": ["x", true, {}] })));
-    assert_eq!((generate.layout.nbytes(), generate.batch_size, generate.input), (68, 3, GenerateInput::Ticket));
+    assert_eq!((generate.layout.nbytes(), generate.batch_size, generate.input), (136, 3, GenerateInput::Ticket));
+    assert_eq!(generate.pad_to, PadTo::Multiple(16));
     let again = Recipe::parse(&r.to_toml(), None).unwrap();
     assert_eq!(again, r);
     assert_eq!(again.fingerprint(), r.fingerprint());
@@ -154,8 +156,23 @@ fn mistakes_are_named_with_line_value_and_hint() {
         ),
         (
             "[batch]",
-            "[generate]\nmodel_id = \"m\"\nlayout = [{ name = \"x\", shape = [\"n<=4\"], dtype = \"int8\" }]\n[batch]",
-            "tensor 'x' has the shape [n<=4], and samples of rows are stacked",
+            "[generate]\nmodel_id = \"m\"\nlayout = [{ name = \"x\", shape = [4], dtype = \"int8\" }]\npad_to = \"max\"\n[batch]",
+            "generate.pad_to is for ragged dimensions",
+        ),
+        (
+            "[batch]",
+            "[generate]\nmodel_id = \"m\"\nlayout = [{ name = \"x\", shape = [\"n<=4\"], dtype = \"int8\" }]\npad_to = 0\n[batch]",
+            "from 1 to 65536",
+        ),
+        (
+            "[batch]",
+            "[generate]\nmodel_id = \"m\"\nlayout = [{ name = \"x\", shape = [\"n<=4\"], dtype = \"int8\" }]\npad_to = \"most\"\n[batch]",
+            "line 11: generate.pad_to",
+        ),
+        (
+            "[batch]",
+            "[generate]\nmodel_id = \"m\"\nlayout = [{ name = \"x\", shape = [\"loss<=4\"], dtype = \"int8\" }]\n[batch]",
+            "a 'loss_mask' already, which dimension 'loss' would bring",
         ),
         ("max_length = 8", "max_length = 8\nhomogeneity = \"group\"", "there are no groups; name them, as in groups = { mine = [\"a\"] }"),
         (
@@ -228,10 +245,8 @@ fn a_change_of_any_option_differs_in_the_field_of_its_name() {
         ("batch_size = 3", "batch_size = 4", "generate.batch_size"),
         ("input = \"ticket\"", "input = \"tokens\"", "generate.input"),
         ("teacher \\\"a\\\"", "teacher \\\"b\\\"", "generate.model_id"),
-        ("layer = 3", "layer = 4", "generate.model_cfg"),
-        ("shape = [4, 2]", "shape = [4, 3]", "generate.layout"),
-        ("batch_size = 3", "batch_size = 4", "generate.batch_size"),
-        ("input = \"ticket\"", "input = \"tokens\"", "generate.input"),
+        ("pad_to = 16", "pad_to = \"max\"", "generate.pad_to"),
+        ("seq<=9", "seq<=8", "generate.layout"),
     ];
     for (from, to, field) in changes {
         let changed = if field == "datasets" { FULL.replace(from, to) } else { FULL.replacen(from, to, 1) };

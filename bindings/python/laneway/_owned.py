@@ -18,24 +18,14 @@ class _Free(weakref.ref):  # type: ignore[type-arg]
     _as_parameter_: Any
 
 
-class _Keep(weakref.ref):  # type: ignore[type-arg]
-    """Keeps the other one until both were called: a reference that dies first calls nobody. Told apart by identity, whatever the object's equality."""
-
-    __slots__ = ("free",)
-    free: _Free
-    __hash__ = object.__hash__
-    __eq__ = object.__eq__
-
-
-_kept: set[_Keep] = set()
+# By the object's id, so that a reference which has done its work makes room when the place in memory is used again: a reference that dies first calls nobody.
+_kept: dict[int, _Free] = {}
 # Handles of a forked child's copies are the parent's business.
 os.register_at_fork(after_in_child=_kept.clear)
 
 
 def free_with(obj: Any, free: Any, handle: Any) -> None:
     """Calls ``free(handle)``, a function of the library that takes a handle alone, when ``obj`` dies, on whichever thread that is; not at the interpreter's end."""
-    first = _Free(obj, free)
-    first._as_parameter_ = handle
-    keep = _Keep(obj, _kept.discard)
-    keep.free = first
-    _kept.add(keep)
+    reference = _Free(obj, free)
+    reference._as_parameter_ = handle
+    _kept[id(obj)] = reference

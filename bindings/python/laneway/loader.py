@@ -103,6 +103,10 @@ class Loader:
         self._start: list[bytes] | int | None = None
         self._renew()
 
+    @property
+    def _asks_teachers(self) -> bool:
+        return self._tuning.generate is not False and self.recipe.taught_config() is not None
+
     def _check_rank(self) -> None:
         if self.rank >= self.ranks:
             raise ValueError(f"rank is {self.rank}; expected 0 to {self.ranks - 1}, since ranks is {self.ranks}")
@@ -248,7 +252,7 @@ class Loader:
 
         The loader has threads of its own, so ``num_workers=0`` is what pays. With workers, each makes every batch and hands over its share, so
         batches and their order are the same; they open the loader themselves, so it must not be open yet in this process. Its state is then
-        in the workers: save with ``num_workers=0``."""
+        in the workers: save with ``num_workers=0``. Teachers of a ``[generate]`` are asked by one process: ``num_workers`` of 2 or more is refused."""
         from ._torch_dataset import LanesDataset
 
         return LanesDataset(self)

@@ -289,6 +289,7 @@ class Pipeline(PublishedSteps):
         *,
         model_cfg: Mapping[str, Any] | None = None,
         input: str = "ticket",
+        pad_to: str | int | None = None,
         options: GenerateOptions | bool = True,
         placement: str = "auto",
         parallelism: int | None = None,
@@ -302,18 +303,23 @@ class Pipeline(PublishedSteps):
             batch_size: most rows that a worker takes at once.
             input: what a worker is given of a row: ``"ticket"``, from which it makes the row itself (``task.rows``), or ``"tokens"``, the row
                 (``task.inputs``).
+            pad_to: the size of ragged dimensions in a batch: ``"longest"`` (as None) of its rows, ``"max"``, or a number that sizes are to be a multiple of.
             options: where the workers are. It changes no byte.
         """
         self._change()
         if not isinstance(layout, BatchConfig):
             raise TypeError(f"layout is a {type(layout).__name__}; expected a BatchConfig")
-        specs = [{"name": s.name, "shape": list(s.shape), "dtype": s.dtype} for s in layout.specs]
+        specs = layout.to_dict()["specs"]
         cfg = None if model_cfg is None else json.loads(to_json(model_cfg) or "{}")
         if _has_none(cfg):
             raise InvalidArgument("model_cfg holds None, for which a recipe has no form; leave the key out")
-        self._generate = {"model_id": model_id, "model_cfg": cfg, "layout": specs, "batch_size": batch_size, "input": input}
+        self._generate = {"model_id": model_id, "model_cfg": cfg, "layout": specs, "batch_size": batch_size, "input": input, "pad_to": pad_to}
         self._reached = options
         return self._place(placement, parallelism)
+
+    @property
+    def _asks_teachers(self) -> bool:
+        return self._reached is not False and self._generate is not None
 
     def set_model(self, model_id: str, model_cfg: Mapping[str, Any] | None = None, *, from_step: int) -> None:
         """:meth:`Loader.set_model`."""
