@@ -242,6 +242,7 @@ fn mistakes_are_named_with_what_would_be_right() {
         let help = fine(&dir, &[command, "--help"]);
         assert!(help.contains(&format!("Usage: laneway {command} ")) && help.contains("--cache DIR"), "{help}");
         assert!(fine(&dir, &["--help"]).contains(&format!("  {command} ")));
+        assert_eq!(fine(&dir, &["help", command]), help);
     }
 }
 

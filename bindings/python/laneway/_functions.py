@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import signal
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,45 +52,89 @@ def _mapping(function: Callable[[str], str]) -> Callable[..., int]:
     append = _native.lib().lw_text_append
 
     def call(_user: int | None, text: int, length: int, out: int) -> int:
-        if _interrupts:
-            return -1
-        with _failures():
-            made = function(ctypes.string_at(text, length).decode())
-            if not isinstance(made, str):
-                raise TypeError(f"it returned a {type(made).__name__}; expected a str")
-            encoded = made.encode()
-            _native.check(append(out, encoded, len(encoded)))
-            return 0
-        return -1
+        return _called(lambda: put(function(ctypes.string_at(text, length).decode()), out))
+
+    def put(made: Any, out: int) -> int:
+        if not isinstance(made, str):
+            raise TypeError(f"it returned a {type(made).__name__}; expected a str")
+        encoded = made.encode()
+        _native.check(append(out, encoded, len(encoded)))
+        return 0
 
     return call
 
 
 def _filtering(function: Callable[[str], Any]) -> Callable[..., int]:
     def call(_user: int | None, text: int, length: int) -> int:
-        if _interrupts:
-            return -1
-        with _failures():
-            return 1 if function(ctypes.string_at(text, length).decode()) else 0
-        return -1
+        return _called(lambda: 1 if function(ctypes.string_at(text, length).decode()) else 0)
 
     return call
 
 
-# A Ctrl-C that came while a function ran on the main thread, which it does in loaders without threads. Until it is raised, functions fail at once.
+def _called(work: Callable[[], int]) -> int:
+    """What ``work()`` returns, which runs the user's function; -1 if it raises, and the library is told."""
+    global _inside
+    if interrupted():
+        return -1
+    main = _on_main()
+    try:
+        # Between these two a Ctrl-C is raised, and nowhere else: nothing may be raised but in here.
+        if main:
+            _inside = True
+        answer = work()
+        if main:
+            _inside = False
+        return answer
+    except BaseException as error:
+        if main:
+            _inside = False
+        _tell(error)
+        return -1
+
+
+# A Ctrl-C that came while the library was called by the main thread, and calls functions there, as loaders without threads do. Until it is raised, functions fail.
 _interrupts: list[KeyboardInterrupt] = []
+
+# Whether a user's function runs on the main thread, out of which an exception finds its way.
+_inside = False
 
 
 def interrupted() -> bool:
-    """Whether there is one that is still to be raised."""
-    return bool(_interrupts)
+    """Whether there is one that is still to be raised on this thread."""
+    return bool(_interrupts) and _on_main()
 
 
 def take_interrupt() -> KeyboardInterrupt | None:
-    """The Ctrl-C that a function was ended by, once."""
-    interrupt = _interrupts[-1] if _interrupts else None
+    """The Ctrl-C that came on this thread, once."""
+    if not interrupted():
+        return None
+    interrupt = _interrupts[-1]
     _interrupts.clear()
     return interrupt
+
+
+@contextlib.contextmanager
+def interrupts_wait() -> Any:
+    """Around a call of the library that may call functions on this thread. ctypes drops an exception that is raised on the way to a function or back, and the
+    library would take what it finds for the answer; so a Ctrl-C is raised inside of functions only, and otherwise kept."""
+    here = _on_main() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if here:
+        signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield
+    finally:
+        if here:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _interrupt(_number: int, _frame: Any) -> None:
+    if _inside:
+        raise KeyboardInterrupt
+    _interrupts.append(KeyboardInterrupt())
+
+
+def _on_main() -> bool:
+    return threading.get_ident() == threading.main_thread().ident
 
 
 @contextlib.contextmanager
@@ -97,7 +143,15 @@ def _failures() -> Any:
     try:
         yield
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            _interrupts.append(error)
-        text = "".join(traceback.format_exception(error)).strip().encode("utf-8", "replace")
-        _native.lib().lw_set_last_error(text, len(text))
+        _tell(error)
+
+
+def _tell(error: BaseException) -> None:
+    if isinstance(error, KeyboardInterrupt) and _on_main():
+        _interrupts.append(error)
+    # From the user's first line on.
+    place = error.__traceback__
+    while place is not None and place.tb_frame.f_globals.get("__name__", "").startswith("laneway."):
+        place = place.tb_next
+    text = "".join(traceback.format_exception(type(error), error, place)).strip().encode("utf-8", "replace")
+    _native.lib().lw_set_last_error(text, len(text))

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from . import _native, _structs
-from ._functions import Function, interrupted, take_interrupt
+from ._functions import Function, interrupted, interrupts_wait, take_interrupt
 from ._operators import Operator
 from ._owned import free_with
 from ._process import LOADERS, at_exit, forks
 from .batch import Batch, _Native
-from .errors import Forked, Status
+from .errors import Forked, Status, Timeout
 from .generate import GenerateOptions, rows_only
 from .recipe import Recipe
 
@@ -227,12 +227,18 @@ class InlineLoader(OpenLoader):
     """The same, of a loader without threads, in whose :meth:`next` the user's functions run, and a Ctrl-C ends them."""
 
     def next(self, deadline: int = _native.NEVER) -> int | None:
-        try:
-            if not interrupted():
-                return super().next(deadline)
-        except Exception:
-            if not interrupted():
-                raise
+        if not self._counted:
+            _ = self.steps
+        while not interrupted():
+            try:
+                with interrupts_wait():
+                    return super().next(min(deadline, _native.monotonic_ns() + _native.SLICE_NS))
+            except Timeout:
+                if _native.monotonic_ns() >= deadline:
+                    raise
+            except Exception:
+                if not interrupted():
+                    raise
         interrupt = take_interrupt()
         assert interrupt is not None
         # What the functions left undone has failed; from the same place anew it has not.

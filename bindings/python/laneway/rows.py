@@ -10,7 +10,7 @@ from typing import Any
 
 from . import _dtypes, _native, _structs
 from ._dtypes import Framework
-from ._functions import Function, take_interrupt
+from ._functions import Function, interrupts_wait, take_interrupt
 from ._open_loader import ProgressFn, Tuning, _Watch, first_documents, loader_options
 from ._operators import Operator
 from ._owned import free_with
@@ -105,12 +105,15 @@ class Rows:
             raise Forked(f"these rows were opened by process {self.pid}, and this is its forked child {os.getpid()}: make a Rows here")
         out = c_void_p()
         while True:
-            status = ask(_native.monotonic_ns() + _native.SLICE_NS, ctypes.byref(out))
+            with interrupts_wait():
+                status = ask(_native.monotonic_ns() + _native.SLICE_NS, ctypes.byref(out))
             if status == Status.OK:
                 assert out.value is not None
                 return Batch(_Native(out.value), self._as_torch, self._firsts)
+            if (interrupt := take_interrupt()) is not None:
+                raise interrupt
             if status not in (Status.TIMEOUT, Status.INTERRUPTED):
-                raise take_interrupt() or self._watch.take_failure() or _native.error(status)
+                raise self._watch.take_failure() or _native.error(status)
 
     def __repr__(self) -> str:
         return f"Rows(recipe={self.recipe.fingerprint:016x})"

@@ -89,7 +89,7 @@ def interrupt(*_):
 text = open({recipe!r}).read()
 loader = Loader(Recipe.parse(text, {folder!r}), threads=0, framework="numpy")
 next(loader)
-works = {{"recipe": lambda: Recipe.parse(text)}}
+works = {{"recipe": lambda: Recipe.parse(text), "batch": lambda: next(loader)}}
 work = works[{what!r}]
 signal.signal(signal.SIGALRM, interrupt)
 moments = random.Random(0)
@@ -107,7 +107,7 @@ print(raised, caught, len(dropped), dropped[:1])
 """
 
 
-@pytest.mark.parametrize("what", ["recipe"])
+@pytest.mark.parametrize("what", ["recipe", "batch"])
 def test_no_ctrl_c_is_lost_while_objects_are_let_go_of(lanes, lanes_folder, what):
     program = INTERRUPTED.format(recipe=str(lanes), folder=str(lanes_folder), what=what)
     env = {**ENV, "LANEWAY_CACHE": os.environ["LANEWAY_CACHE"]}

@@ -158,8 +158,9 @@ def test_functions_run_on_texts_and_a_failing_one_says_why(lanes_folder, lanes):
     def fails(text):
         raise KeyError("no such thing")
 
-    with pytest.raises(errors.DataError, match="no such thing"):
+    with pytest.raises(errors.DataError, match="no such thing") as failed:
         next(Loader(recipe, functions=[Function("double 1", map=fails), functions[1]], framework="numpy"))
+    assert "in fails" in str(failed.value) and "_functions.py" not in str(failed.value), "from the user's first line on"
     with pytest.raises(errors.InvalidArgument, match="short 1"):
         next(Loader(recipe, functions=functions[:1]))
 

@@ -156,7 +156,8 @@ fn overview(commands: &[&Command]) -> String {
     for command in commands {
         text += &format!("  {:<10}{}\n", command.name, command.about.lines().next().unwrap_or_default());
     }
-    text + "\n`laneway COMMAND --help` says more. LANEWAY_DIR (default: /tmp/laneway-<uid>) is where brokers are found.\n"
+    text + "\n`laneway COMMAND --help` says more. LANEWAY_DIR (default: /tmp/laneway-<uid>) is where brokers are found. Exits with 0 if all is\n\
+        well, 1 if `verify` finds a difference, 2 after an error, which standard error tells, and 3 if another one runs already.\n"
 }
 
 fn help(command: &Command) -> String {
