@@ -498,6 +498,37 @@ fn samples_of_different_lengths_are_filled_up_and_no_row_depends_on_who_made_it_
 }
 
 #[test]
+fn samples_asked_for_before_their_model_was_changed_are_made_anew() {
+    let house = house(|r| r);
+    let given = self::house(|r| r + "    input = \"tokens\"\n");
+    let model = |step| if step < 3 { FIRST } else { "third none" };
+    // More than the window holds, so that some tickets wait to be opened.
+    let ahead = |o: &mut Options, g: &mut GenerateOptions| (o.prefetch, g.window) = (4, 10);
+    let mut early = house.loader(0, 1);
+    early.set_model("third", None, 3).unwrap();
+    let expected = beside(&house, &[3], &no_fault, || hashes(std::slice::from_mut(&mut early), 8, model));
+    drop(early);
+    // Steps up to 5 are asked for, and some of them made, when step 3's model is set, and set again.
+    let run = |house: &House| {
+        let mut late = house.loader_with(0, 1, ahead);
+        let mut found = hashes(std::slice::from_mut(&mut late), 2, model);
+        late.set_model("second", None, 3).unwrap();
+        found.extend(hashes(std::slice::from_mut(&mut late), 1, model));
+        late.set_model("third", None, 3).unwrap();
+        found.extend(hashes(std::slice::from_mut(&mut late), 5, model));
+        found
+    };
+    assert_eq!(beside(&house, &[4, 2], &no_fault, || run(&house)), expected);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        s.spawn(|| teach_given(&given, &stop));
+        let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&given)));
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(found.unwrap(), expected);
+    });
+}
+
+#[test]
 fn a_change_that_comes_too_late_names_the_first_step_that_is_left() {
     let house = house(|r| r);
     beside(&house, &[4], &no_fault, || {
