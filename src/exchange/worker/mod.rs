@@ -3,7 +3,8 @@
 //! | file | what it does |
 //! |---|---|
 //! | `attachment.rs` | one student's segment and medium, seen from here |
-//! | `serve.rs` | which student's tickets come next; tasks in hand |
+//! | `serve.rs` | which student's tickets come next, and claiming them |
+//! | `tasks.rs` | tasks in hand: written, then published or given up |
 //! | `models.rs` | models already fetched |
 //! | `keeper.rs` | the thread that proves this worker alive and watches students |
 
@@ -12,6 +13,7 @@ mod keeper;
 mod models;
 mod serve;
 mod stats;
+mod tasks;
 
 pub use stats::WorkerStats;
 
