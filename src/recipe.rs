@@ -581,18 +581,27 @@ impl Recipe {
                 false => Err(Error::invalid(format!("pack.groups needs homogeneity = \"group\"; it is \"{}\"", pack.homogeneity.name()))),
             };
         }
-        for dataset in &self.datasets {
-            let name = &dataset.spec.name;
-            match pack.groups.iter().filter(|(_, members)| members.contains(name)).count() {
-                1 => {}
-                n => return Err(Error::invalid(format!("pack.groups: dataset '{name}' is in {n} groups; it must be in exactly one"))),
+        let names: Vec<&str> = self.datasets.iter().map(|d| d.spec.name.as_str()).collect();
+        if pack.groups.is_empty() {
+            let example = names[0];
+            return Err(Error::invalid(format!(
+                "pack.homogeneity is \"group\" and there are no groups; name them, as in groups = {{ mine = [\"{example}\"] }}"
+            )));
+        }
+        for (group, members) in &pack.groups {
+            if let Some(member) = members.iter().find(|m| !names.contains(&m.as_str())) {
+                let known = names.join(", ");
+                return Err(Error::invalid(format!("pack.groups.{group} names '{member}', which is not a dataset; datasets are {known}")));
             }
         }
-        let known = |name: &String| self.datasets.iter().any(|d| d.spec.name == *name);
-        match pack.groups.iter().find_map(|(group, members)| members.iter().find(|m| !known(m)).map(|m| (group, m))) {
-            None => Ok(()),
-            Some((group, member)) => Err(Error::invalid(format!("pack.groups.{group} names '{member}', which is not a dataset"))),
+        for name in names {
+            match pack.groups.iter().filter(|(_, members)| members.iter().any(|m| m == name)).count() {
+                1 => {}
+                0 => return Err(Error::invalid(format!("pack.groups: dataset '{name}' is in none; name every dataset once"))),
+                n => return Err(Error::invalid(format!("pack.groups: dataset '{name}' is in {n} groups; name every dataset once"))),
+            }
         }
+        Ok(())
     }
 
     /// For each dataset, which datasets it may share a row with: those of the same number.

@@ -350,7 +350,7 @@ fn the_descriptor_is_readable_exactly_while_next_would_not_wait() {
     let (fd, now) = (student.fd().unwrap(), || clock::now());
     // SAFETY: the descriptor belongs to the student, which outlives this closure.
     let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
-    let readable = |ms: i32| process::poll_readable(&[fd], ms);
+    let readable = |ms: u64| process::poll_readable(&[fd], Duration::from_millis(ms));
     let w = worker(&room, 8, 4);
     assert_eq!(student.next(1, &mut Vec::new(), now()).unwrap_err().status, Status::Timeout);
     let mut tasks = Vec::new();

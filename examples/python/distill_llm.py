@@ -71,6 +71,8 @@ def run_student(cfg: DictConfig) -> None:
     try:
         batch_config = hydra.utils.instantiate(cfg.loss.batch_config)
         Trainer(plan, batch_config, rank, ranks, choose_device("student_gpu", cfg)).run()
+        if ranks > 1:
+            dist.barrier()  # none leaves while another still talks to it
     finally:
         if ranks > 1:
             dist.destroy_process_group()

@@ -61,7 +61,8 @@ pub fn pipe() -> Result<(fs::File, fs::File)> {
 pub enum Side {
     /// The one that was started: it should wait for word from the other, then end.
     Starter,
-    /// The one that goes on, in a session of its own, its standard streams at `/dev/null`, in the root directory.
+    /// The one that goes on, in a session of its own, its standard streams at `/dev/null`. It stays in its directory: options, recipes and the environment name files
+    /// from there.
     Background,
 }
 
@@ -77,7 +78,6 @@ pub fn fork_to_background() -> Result<Side> {
         ForkResult::Parent { .. } => Ok(Side::Starter),
         ForkResult::Child => {
             nix::unistd::setsid().map_err(|e| Error::io("setsid", e))?;
-            nix::unistd::chdir("/").map_err(|e| Error::io("chdir /", e))?;
             let null = fs::File::options().read(true).write(true).open("/dev/null").map_err(|e| Error::io("/dev/null", e))?;
             let said = |e| Error::io("dup2", e);
             nix::unistd::dup2_stdin(null.as_fd()).map_err(said)?;

@@ -123,10 +123,13 @@ fn a_short_recipe_has_the_documented_defaults() {
 fn mistakes_are_named_with_line_value_and_hint() {
     let wrong = |text: &str| Recipe::parse(text, None).unwrap_err().message;
     for (from, to, message) in [
-        ("max_length = 8", "max_lenght = 8", "[pack] lacks 'max_length'"),
+        ("max_length = 8", "max_lenght = 8", "line 7: 'pack.max_lenght' is not known; did you mean 'max_length'?"),
+        ("max_length = 8", "algorithm = \"wrap\"", "line 6: pack lacks 'max_length'"),
+        ("[[dataset]]", "[dataset]", "line 1: dataset is [dataset]; expected a list: write [[dataset]] instead of [dataset]"),
         ("max_length = 8", "max_length = 8\nalgoritm = \"wrap\"", "line 8: 'pack.algoritm' is not known; did you mean 'algorithm'?"),
         ("max_length = 8", "max_length = \"8\"", "line 7: pack.max_length is \"8\"; expected a whole number, 0 or above"),
         ("max_length = 8", "max_length = -8", "line 7: pack.max_length is -8; expected a whole number, 0 or above"),
+        ("max_length = 8", "max_length = 99999999999999999999", "expected a whole number below 2^64"),
         ("max_length = 8", "max_length = 1", "pack.max_length is 1; it must be from 2 to 1073741824"),
         ("max_length = 8", "max_length = 8\nalgorithm = \"rap\"", "algorithm 'rap' is not known; use one of wrap, first_fit"),
         ("[pack]", "threads = 4\n[pack]", "line 6: 'tokenizer.threads' is not known; known here: path, special_tokens, parse_special"),
@@ -139,7 +142,7 @@ fn mistakes_are_named_with_line_value_and_hint() {
         ("[tokenizer]", "[mixture]\nschedule = [{ from_step = 2, weights = { b = 1 } }]\n[tokenizer]", "'b' is not a dataset; datasets are a"),
         ("[tokenizer]", "[mixture]\nschedule = [{ from_step = 2, weights = { } }]\n[tokenizer]", "lacks dataset 'a'"),
         ("[tokenizer]", "[tokenizer", "line 4: not TOML"),
-        ("[batch]", "[generate]\nmodel_id = \"m\"\n[batch]", "[generate] lacks 'layout'"),
+        ("[batch]", "[generate]\nmodel_id = \"m\"\n[batch]", "line 8: generate lacks 'layout'"),
         ("[batch]", "[generate]\nmodel_id = \"m\"\nlayout = [{ nam = \"x\" }]\n[batch]", "line 10: generate.layout: layout: unknown field `nam`"),
         (
             "[batch]",
@@ -171,7 +174,13 @@ fn mistakes_are_named_with_line_value_and_hint() {
             "[generate]\nmodel_id = \"m\"\nlayout = [{ name = \"x\", shape = [\"loss<=4\"], dtype = \"int8\" }]\n[batch]",
             "a 'loss_mask' already, which dimension 'loss' would bring",
         ),
-        ("max_length = 8", "max_length = 8\nhomogeneity = \"group\"", "dataset 'a' is in 0 groups"),
+        ("max_length = 8", "max_length = 8\nhomogeneity = \"group\"", "there are no groups; name them, as in groups = { mine = [\"a\"] }"),
+        (
+            "max_length = 8",
+            "max_length = 8\nhomogeneity = \"group\"\ngroups = { x = [\"b\"] }",
+            "pack.groups.x names 'b', which is not a dataset; datasets are a",
+        ),
+        ("max_length = 8", "max_length = 8\nhomogeneity = \"group\"\ngroups = { x = [\"a\"], y = [\"a\"] }", "dataset 'a' is in 2 groups"),
     ] {
         let text = SMALL.replace(from, to);
         assert_ne!(text, SMALL);

@@ -6,14 +6,14 @@ import ctypes
 import functools
 import json
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ctypes import byref, c_size_t, c_void_p
 from typing import Any, Literal
 
 import numpy as np
 
 from . import _dtypes, _native, _structs
-from ._process import forks
+from ._owned import free_with
 from ._ragged import name_of
 from .errors import Unsupported
 
@@ -268,12 +268,12 @@ def _dtypes_of(layout: int) -> dict[str, str]:
 class _Native:
     """One reference to an ``lw_batch``."""
 
-    __slots__ = ("forks", "handle", "info", "release", "taught")
+    __slots__ = ("__weakref__", "handle", "info", "taught")
 
     def __init__(self, handle: int) -> None:
         lib = _native.lib()
-        self.release = lib.lw_batch_release
-        self.handle, self.forks = handle, forks()
+        free_with(self, lib.lw_batch_release, handle)
+        self.handle = handle
         info = _structs.BatchInfo()
         _native.check(lib.lw_batch_describe(handle, byref(info)))
         self.info: Sequence[int] = _INFO.unpack(info)
@@ -305,11 +305,6 @@ class _Native:
         records = np.empty(count.value, dtype)
         _native.check(function(self.handle, c_void_p(records.ctypes.data), count.value, ctypes.byref(count)))
         return records
-
-    def __del__(self, forks: Callable[[], int] = forks) -> None:
-        # A forked child's copy is the parent's business.
-        if self.forks == forks():
-            self.release(self.handle)
 
 
 class _Copied:

@@ -129,7 +129,8 @@ class NodeLoader(Loader):
         assert self._recipe is not None
         assert isinstance(self._tuning, Connection)
         program, tuning = _native.find_program(), self._tuning
-        words = [str(program), "serve", "-", "--embedded", "--log", "warning", "--name", tuning.name, "--ranks", str(self.ranks)]
+        # Not how many ranks: a run that comes back on others finds it still there.
+        words = [str(program), "serve", "-", "--embedded", "--log", "warning", "--name", tuning.name]
         words += ["--peers", str(tuning.peers), "--slots", str(self._slots), "--prefetch", str(tuning.prefetch)]
         words += [] if tuning.threads is None else ["--threads", str(tuning.threads)]
         words += [] if tuning.cache_dir is None else ["--cache", tuning.cache_dir]

@@ -25,7 +25,7 @@ from torchtitan.components.dataloader import BaseDataLoader
 
 from ._functions import Function
 from .errors import InvalidArgument
-from .integrations._common import piece_positions
+from .integrations._common import open_loader, piece_positions
 from .loader import Loader
 from .recipe import Recipe
 
@@ -35,8 +35,9 @@ __all__ = ["LanewayDataLoader", "check_config"]
 class LanewayDataLoader(BaseDataLoader):  # type: ignore[misc]
     """Yields ``({"input": ids, "positions": positions}, labels)``, each ``local_batch_size × seq_len`` int64 on the CPU.
 
-    Labels are shifted, −100 where none counts; positions start at 0 in every piece of a document, by which masked attention keeps documents apart. All ranks of one
-    data-parallel rank get the same batches.
+    Labels are shifted, −100 where none counts; positions start at 0 in every piece of a document, by which masked attention keeps documents apart. All processes of one
+    data-parallel rank (its tensor-, pipeline- and context-parallel peers) get the same batches; with ``server`` those of a node read the same memory, which one process
+    writes once for all.
 
     The state in a checkpoint has an entry for each lane. A run may resume on any number of data-parallel ranks that divides the lanes, with
     ``training.global_batch_size`` unchanged.
@@ -57,8 +58,14 @@ class LanewayDataLoader(BaseDataLoader):  # type: ignore[misc]
         recipe: str = ""
         """Path of the recipe, a TOML file."""
 
+        server: str | None = None
+        """The name of the node's server that makes the batches, as of :class:`~laneway.NodeLoader`; None: each process makes its own."""
+
+        start_server: bool = False
+        """Start that server, unless one of its name runs; it ends 10 s after the last process that reads from it."""
+
         threads: int | None = None
-        """That read and make tokens; None: one a processor."""
+        """That read and make tokens; None: one a processor. Like what follows, of the server where one is started."""
 
         prefetch: int = 1
         """Steps made ahead."""
@@ -68,7 +75,7 @@ class LanewayDataLoader(BaseDataLoader):  # type: ignore[misc]
 
     functions: Iterable[Function] | Mapping[str, Any] = ()
     """The functions that the recipe names, as :class:`~laneway.Loader` takes them. A subclass sets them; it declares a ``Config`` of its own, derived from this
-    one, by which TorchTitan finds it."""
+    one, by which TorchTitan finds it. A server brings its own (:class:`~laneway.Server`)."""
 
     def __init__(
         self,
@@ -83,16 +90,18 @@ class LanewayDataLoader(BaseDataLoader):  # type: ignore[misc]
     ) -> None:
         recipe = _recipe_of(config)
         _check_rows(recipe, seq_len)
-        # Uneven ranks would end steps with masked rows, of which TorchTitan's metrics know nothing; the loader refuses them unless asked.
-        self.loader = Loader(
+        _check_ranks(recipe, dp_world_size, local_batch_size)
+        manner = {"functions": self.functions} if config.server is None else {"start": config.start_server}
+        self.loader = open_loader(
             recipe,
             dp_rank,
             dp_world_size,
             microbatch_size=local_batch_size,
+            server=config.server,
             threads=config.threads,
             prefetch=config.prefetch,
             cache_dir=config.cache_dir,
-            functions=self.functions,
+            **manner,
         )
         _check_tokenizer(self.loader, tokenizer)
 
@@ -144,14 +153,17 @@ def check_config(config: Any) -> None:
         is_now = "not set, so it would change with the number of ranks" if training.global_batch_size < 0 else training.global_batch_size
         raise InvalidArgument(f"training.global_batch_size is {is_now}; set it to the recipe's global_batch, {rows}")
     if rows % training.local_batch_size:
-        fits = [n for n in range(1, rows + 1) if rows % n == 0]
-        raise InvalidArgument(f"training.local_batch_size is {training.local_batch_size}, which does not divide the recipe's global_batch, {rows}; use one of {fits}")
+        raise InvalidArgument(
+            f"training.local_batch_size is {training.local_batch_size}, which does not divide the recipe's global_batch, {rows}; use one of {_divisors(rows)}"
+        )
 
 
 def _recipe_of(config: LanewayDataLoader.Config) -> Recipe:
     for name in ("dataset", "dataset_path"):
         if getattr(config, name):
             raise InvalidArgument(f"dataloader.{name} is {getattr(config, name)!r}, but the recipe names the data: leave it out")
+    if config.start_server and config.server is None:
+        raise InvalidArgument("dataloader.start_server is set, but dataloader.server, the name of the server to be started, is not")
     if not config.recipe:
         raise InvalidArgument("dataloader.recipe is not set; it is the path of a recipe, a TOML file")
     return Recipe.load(config.recipe)
@@ -162,6 +174,26 @@ def _check_rows(recipe: Recipe, seq_len: int) -> None:
     if length != seq_len:
         raise InvalidArgument(f"training.seq_len is {seq_len}, but the recipe's rows have {length} tokens (pack.max_length): set one to the other")
     _global_batch(recipe)
+
+
+def _check_ranks(recipe: Recipe, ranks: int, local_batch_size: int) -> None:
+    """Uneven ranks would end steps with masked rows, of which TorchTitan's metrics know nothing."""
+    lanes = int(recipe.fields()["batch.lanes"])
+    if lanes % ranks:
+        raise InvalidArgument(
+            f"{ranks} data-parallel ranks do not divide the recipe's {lanes} lanes; let data_parallel_replicate_degree times data_parallel_shard_degree be one of "
+            f"{_divisors(lanes)}"
+        )
+    rows = _global_batch(recipe) // ranks
+    if rows % local_batch_size:
+        raise InvalidArgument(
+            f"training.local_batch_size is {local_batch_size}, which does not divide the {rows} rows of a step that each of {ranks} data-parallel ranks takes; use one of "
+            f"{_divisors(rows)}"
+        )
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def _global_batch(recipe: Recipe) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -23,12 +24,14 @@ sys.path.insert(0, str(EXAMPLE))
 SAVED, STEPS = 2, 4
 
 
-def train(rank: int, ranks: int, folder: str, recipe: str, steps: int, resume: bool) -> dict[str, Any]:
-    """One rank of the example; the rows that its model was given, and the losses that the trainer wrote down."""
+def train(rank: int, ranks: int, folder: str, recipe: str, steps: int, resume: bool, node: str | None) -> dict[str, Any]:
+    """One rank of the example; the rows that its model was given, and the losses that the trainer wrote down. ``node``: where the server of the node lies, if one
+    makes the batches."""
+    os.environ.update({"LANEWAY_DIR": node} if node else {})
     sys.path.insert(0, str(EXAMPLE))
     import hf_trainer
 
-    trainer = hf_trainer.make_trainer(Path(folder), Path(recipe), steps, SAVED)
+    trainer = hf_trainer.make_trainer(Path(folder), Path(recipe), steps, SAVED, "hf" if node else None)
     rows: list[Any] = []
 
     def watch(model: Any, args: Any, kwargs: Any) -> None:
@@ -59,9 +62,11 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return hf_trainer.prepare(tmp_path_factory.mktemp("hf"), 32, hf_trainer.GLOBAL_BATCH)
 
 
-def test_a_resume_on_one_and_on_four_ranks_takes_the_same_batches_to_the_same_losses(recipe: Path, tmp_path: Path) -> None:
+def test_a_resume_on_one_and_on_four_ranks_takes_the_same_batches_to_the_same_losses(recipe: Path, folder: Path, tmp_path: Path) -> None:
+    """A server makes the batches of the first and the last run, the rank itself those of the one on its own: their checkpoints are the same."""
     run = tmp_path / "run"
-    whole = run_ranks(train, 2, tmp_path / "whole", str(run), str(recipe), STEPS, False)
+    whole = run_ranks(train, 2, tmp_path / "whole", str(run), str(recipe), STEPS, False, str(folder))
+    assert list(folder.glob("node-hf*")), "a server has made them"
     expected = global_rows(whole, STEPS)
     loader = Loader(recipe)
     for rows in expected:
@@ -74,10 +79,10 @@ def test_a_resume_on_one_and_on_four_ranks_takes_the_same_batches_to_the_same_lo
             starts = [i for i in range(len(ids)) if i == 0 or segments[i] != segments[i - 1]]
             assert [i for i, position in enumerate(positions) if position == 0] == starts
     shutil.rmtree(run / f"checkpoint-{STEPS}")
-    for ranks in (1, 4):
+    for ranks, node in [(1, None), (4, str(folder))]:
         again = tmp_path / f"run-{ranks}"
         shutil.copytree(run, again)
-        resumed = run_ranks(train, ranks, tmp_path / f"on-{ranks}", str(again), str(recipe), STEPS, True)
+        resumed = run_ranks(train, ranks, tmp_path / f"on-{ranks}", str(again), str(recipe), STEPS, True, node)
         assert global_rows(resumed, STEPS - SAVED) == expected[SAVED:], f"on {ranks} ranks"
         assert resumed[0]["losses"] == pytest.approx(whole[0]["losses"], abs=1e-3)
         assert sorted(path.name for path in (again / f"checkpoint-{STEPS}").glob("laneway-*")) == [f"laneway-{r}-of-{ranks}.json" for r in range(ranks)]

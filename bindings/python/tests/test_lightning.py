@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ sys.path.insert(0, str(EXAMPLE))
 EACH = 2  # steps of a stage
 
 
-def train(rank: int, ranks: int, folder: str, recipe: str, until: int) -> dict[str, Any]:
-    """One rank of the example, from the last checkpoint if there is one; the rows that its model was given, and its losses."""
+def train(rank: int, ranks: int, folder: str, recipe: str, until: int, node: str | None) -> dict[str, Any]:
+    """One rank of the example, from the last checkpoint if there is one; the rows that its model was given, and its losses. ``node``: where the server of the node
+    lies, if one makes the batches."""
+    os.environ.update({"LANEWAY_DIR": node} if node else {})
     sys.path.insert(0, str(EXAMPLE))
     import lightning_trainer as example
     from pytorch_lightning.strategies import DDPStrategy
@@ -32,7 +35,7 @@ def train(rank: int, ranks: int, folder: str, recipe: str, until: int) -> dict[s
     model.predictor.register_forward_pre_hook(lambda _, args: rows.append([args[0].tolist(), args[1].tolist()]))
     strategy = DDPStrategy(process_group_backend="gloo") if ranks > 1 else "auto"
     trainer = example.make_trainer(Path(folder), ranks, until, EACH, strategy)
-    data = example.LanewayDataModule(recipe, microbatch_size=example.MICROBATCH)
+    data = example.make_data(Path(recipe), "lightning" if node else None)
     resume = example.last_checkpoint(Path(folder)) if until > EACH else None
     trainer.fit(model, data, ckpt_path=resume)
     return {"rows": rows, "losses": model.losses}
@@ -45,11 +48,13 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return example.prepare(tmp_path_factory.mktemp("lightning"), 32, example.GLOBAL_BATCH)
 
 
-def test_a_run_on_two_then_one_then_four_ranks_takes_the_same_batches_through_lightnings_checkpoints(recipe: Path, tmp_path: Path) -> None:
+def test_a_run_on_two_then_one_then_four_ranks_takes_the_same_batches_through_lightnings_checkpoints(recipe: Path, folder: Path, tmp_path: Path) -> None:
+    """A server makes the batches of the first and the last stage, the ranks themselves those of the second: their checkpoints are the same."""
     expected = Loader(recipe)
     losses = []
-    for stage, ranks in enumerate((2, 1, 4)):
-        found = run_ranks(train, ranks, tmp_path / f"on-{ranks}", str(tmp_path / "run"), str(recipe), (stage + 1) * EACH)
+    for stage, (ranks, node) in enumerate([(2, str(folder)), (1, None), (4, str(folder))]):
+        found = run_ranks(train, ranks, tmp_path / f"on-{ranks}", str(tmp_path / "run"), str(recipe), (stage + 1) * EACH, node)
+        assert (node is None) or list(folder.glob("node-lightning*")), "a server has made them"
         each = len(found[0]["rows"]) // EACH
         for step in range(EACH):
             batch = next(expected)

@@ -5,11 +5,12 @@ Megatron puts small buffers on "the current device" and waits for it: here that 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import preload, run_ranks
+from ranks import memory_of, preload, run_ranks
 
 from laneway import Loader
 
@@ -20,12 +21,12 @@ preload("laneway.integrations.megatron", "megatron.core.models.gpt.gpt_model")
 EACH = 2  # steps of a stage
 
 
-def start(ranks: int, global_batch: int = 8, micro_batch: int = 1) -> None:
-    """What a program that uses Megatron Core does first, and what lets it run on a CPU."""
+def start(ranks: int, global_batch: int = 8, micro_batch: int = 1, **parallel: int) -> None:
+    """What a program that uses Megatron Core does first, and what lets it run on a CPU. ``ranks``: of data parallelism."""
     torch.cuda.current_device, torch.cuda.synchronize = lambda: torch.device("cpu"), lambda *_: None
     from megatron.core import num_microbatches_calculator, parallel_state
 
-    parallel_state.initialize_model_parallel(create_gloo_process_groups=True)
+    parallel_state.initialize_model_parallel(create_gloo_process_groups=True, **parallel)
     num_microbatches_calculator.init_num_microbatches_calculator(0, None, global_batch, micro_batch, ranks)
 
 
@@ -41,7 +42,7 @@ class CpuAttention(torch.nn.Module):
         return out.permute(2, 0, 1, 3).flatten(2)
 
 
-def make_model() -> Any:
+def make_model(tensor_parallel: int = 1) -> Any:
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.transformer.transformer_config import TransformerConfig
@@ -50,38 +51,43 @@ def make_model() -> Any:
     sizes = {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "attention_dropout": 0.0, "hidden_dropout": 0.0}
     spec = get_gpt_layer_local_spec()
     spec.submodules.self_attention.submodules.core_attention = CpuAttention
-    config = TransformerConfig(use_cpu_initialization=True, pipeline_dtype=torch.float32, **sizes)
+    config = TransformerConfig(use_cpu_initialization=True, tensor_model_parallel_size=tensor_parallel, pipeline_dtype=torch.float32, **sizes)
     return GPTModel(config=config, transformer_layer_spec=spec, vocab_size=512, max_sequence_length=32)
 
 
-def train(rank: int, ranks: int, recipe: str, folder: str, stage: int) -> dict[str, Any]:
-    """Some steps of Megatron's model, from the last stage's checkpoint if there is one; the rows that it was given, and the losses."""
+def train(rank: int, ranks: int, recipe: str, folder: str, stage: int, tensor_parallel: int, node: str | None) -> dict[str, Any]:
+    """Some steps of Megatron's model, from the last stage's checkpoint if there is one; the rows that it was given, where they lay, and the losses. ``node``: where
+    the server of the node lies, if one makes the batches."""
     import torch.distributed as dist
-    from megatron.core import dist_checkpointing, num_microbatches_calculator
+    from megatron.core import dist_checkpointing, num_microbatches_calculator, parallel_state
 
     from laneway.integrations.megatron import DataIterator
 
-    start(ranks)
-    model, data = make_model(), DataIterator(recipe, attention_mask=True)
+    start(ranks // tensor_parallel, tensor_model_parallel_size=tensor_parallel)
+    os.environ.update({"LANEWAY_DIR": node} if node else {})
+    from_server = {"server": "megatron", "start": True} if node else {}
+    model, data = make_model(tensor_parallel), DataIterator(recipe, attention_mask=True, **from_server)
     if stage:
         last = dist_checkpointing.load({"model": model.sharded_state_dict(), "data": data.sharded_state_dict()}, f"{folder}/{stage - 1}")
         model.load_state_dict(last["model"])
         data.load_state_dict(last["data"])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    rows, losses = [], []
+    replicas = parallel_state.get_data_parallel_group()
+    rows, memory, losses = [], [], []
     for _ in range(EACH):
         sums = torch.zeros(2)
         for _ in range(num_microbatches_calculator.get_num_microbatches()):
             batch = next(data)
+            memory.append(memory_of(batch["tokens"]))
             rows.append([batch["tokens"].tolist(), batch["labels"].tolist(), batch["loss_mask"].tolist()])
             loss = model(batch["tokens"], batch["position_ids"], batch["attention_mask"], labels=batch["labels"])
             summed = (loss * batch["loss_mask"]).sum()
             summed.backward()
             sums += torch.stack([summed.detach(), batch["loss_mask"].sum()])
-        dist.all_reduce(sums)
+        dist.all_reduce(sums, group=replicas)
         for parameter in model.parameters():
             if parameter.grad is not None:
-                dist.all_reduce(parameter.grad)
+                dist.all_reduce(parameter.grad, group=replicas)
                 parameter.grad /= sums[1]
         optimizer.step()
         optimizer.zero_grad()
@@ -89,13 +95,22 @@ def train(rank: int, ranks: int, recipe: str, folder: str, stage: int) -> dict[s
     Path(folder, str(stage)).mkdir(parents=True, exist_ok=True)
     dist.barrier()
     dist_checkpointing.save({"model": model.sharded_state_dict(), "data": data.sharded_state_dict()}, f"{folder}/{stage}")
-    return {"rows": rows, "losses": losses}
+    return {"replica": parallel_state.get_data_parallel_rank(), "rows": rows, "memory": memory, "losses": losses}
 
 
-def test_a_run_on_two_then_one_then_four_ranks_takes_the_same_batches_through_megatrons_checkpoints(lanes: Path, tmp_path: Path) -> None:
+def test_a_run_on_two_then_one_then_four_ranks_takes_the_same_batches_through_megatrons_checkpoints(lanes: Path, folder: Path, tmp_path: Path) -> None:
+    """The ranks themselves make the batches of the first stage, a server those of the others. Of the last four each two split the model's tensors between them, and
+    read the same memory."""
     expected, losses = Loader(lanes), []
-    for stage, ranks in enumerate((2, 1, 4)):
-        found = run_ranks(train, ranks, tmp_path / f"on-{ranks}", str(lanes), str(tmp_path / "checkpoints"), stage)
+    for stage, (ranks, tensor_parallel, node) in enumerate([(2, 1, None), (1, 1, str(folder)), (4, 2, str(folder))]):
+        found = run_ranks(train, ranks, tmp_path / f"on-{ranks}", str(lanes), str(tmp_path / "checkpoints"), stage, tensor_parallel, node)
+        assert [rank["replica"] for rank in found] == [rank // tensor_parallel for rank in range(ranks)]
+        for rank in found:
+            same = found[rank["replica"] * tensor_parallel]
+            assert rank["rows"] == same["rows"] and rank["memory"] == same["memory"]
+        found = found[::tensor_parallel]
+        if node is not None:
+            assert len({tuple(rank["memory"][0]) for rank in found}) == len(found), "replicas read other memory"
         each = len(found[0]["rows"]) // EACH
         for step in range(EACH):
             batch = next(expected)
@@ -105,6 +120,52 @@ def test_a_run_on_two_then_one_then_four_ranks_takes_the_same_batches_through_me
             assert torch.equal(torch.where(counts, labels, -100), batch.labels)
         losses += found[0]["losses"]
     assert len(losses) == 3 * EACH and losses[-1] < losses[0]
+
+
+def peer(rank: int, ranks: int, recipe: str, node: str, folder: str) -> dict[str, Any]:
+    """One of four: two stages of a pipeline, each with two halves of the context, of one data-parallel rank."""
+    from megatron.core import dist_checkpointing, num_microbatches_calculator, parallel_state
+
+    from laneway.integrations.megatron import DataIterator
+
+    start(1, pipeline_model_parallel_size=2, context_parallel_size=2)
+    os.environ["LANEWAY_DIR"] = node
+    data = DataIterator(recipe, server="peers", start=True)
+    taken = [next(data)["tokens"] for _ in range(3 * num_microbatches_calculator.get_num_microbatches())]
+    os.makedirs(folder, exist_ok=True)
+    state = {"data": data.sharded_state_dict()}
+    dist_checkpointing.save(state, folder)  # which would refuse lanes that nobody writes, or that two do
+    data.load_state_dict(dist_checkpointing.load(state, folder)["data"])
+    taken.append(next(data)["tokens"])
+    place = [parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_context_parallel_rank()]
+    return {"place": place, "rows": [row for tokens in taken for row in tokens.tolist()], "memory": [memory_of(tokens) for tokens in taken]}
+
+
+def test_peers_of_a_pipeline_and_of_a_context_read_one_memory_and_save_each_lane_once(lanes: Path, folder: Path, tmp_path: Path) -> None:
+    found = run_ranks(peer, 4, tmp_path / "peers", str(lanes), str(folder), str(tmp_path / "checkpoint"))
+    assert sorted(rank["place"] for rank in found) == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    expected = Loader(lanes, microbatch_size=1)
+    assert found[0]["rows"] == [next(expected).input_ids[0].tolist() for _ in range(3 * 8 + 1)]
+    for rank in found:
+        assert rank["rows"] == found[0]["rows"] and rank["memory"][0] is not None and rank["memory"][:7] == found[0]["memory"][:7]
+
+
+def one_of_two(rank: int, ranks: int, recipe: str, node: str) -> Any:
+    """The first of two tensor-parallel ranks reads, and tells the other."""
+    import torch.distributed as dist
+
+    from laneway.integrations.megatron import DataIterator
+
+    start(1, tensor_model_parallel_size=2)
+    os.environ["LANEWAY_DIR"] = node
+    tokens = next(DataIterator(recipe, server="one", start=True, peers=1))["tokens"] if rank == 0 else torch.empty(1, 32, dtype=torch.int64)
+    dist.broadcast(tokens, 0)
+    return tokens.tolist()
+
+
+def test_one_peer_may_read_for_all(lanes: Path, folder: Path, tmp_path: Path) -> None:
+    found = run_ranks(one_of_two, 2, tmp_path / "one", str(lanes), str(folder))
+    assert found[0] == found[1] == next(Loader(lanes, microbatch_size=1)).input_ids.tolist()
 
 
 def look(rank: int, ranks: int, recipe: str) -> list[Any]:

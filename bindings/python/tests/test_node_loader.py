@@ -97,6 +97,18 @@ def test_a_loader_that_starts_its_server_needs_nothing_else_and_leaves_nothing_b
     wait_until(lambda: not path.exists(), "the end of the server")
 
 
+def test_a_server_that_is_started_finds_files_that_are_named_from_the_current_directory(node, lanes):
+    asked = {"recipe": lanes.name, "batches": 3, "name": "near", "start": True}
+    near = node.python(str(PEER), json.dumps(asked), cwd=lanes.parent)
+    assert heard(near)[0] == expected(lanes, batches=3)[0]
+
+
+def test_a_server_that_one_run_has_started_serves_the_next_on_other_ranks(node, lanes):
+    for ranks in (2, 4, 1):
+        for rank, process in enumerate([peer(node, lanes, rank, ranks, batches=3, name="again", start=True) for rank in range(ranks)]):
+            assert heard(process)[0] == expected(lanes, rank, ranks, batches=3)[0]
+
+
 def test_of_sixteen_starts_at_once_one_serves_all(node, lanes):
     peers = [peer(node, lanes, rank=r % 8, ranks=8, batches=3, peers=2, start=True, threads=1) for r in range(16)]
     for r, process in enumerate(peers):

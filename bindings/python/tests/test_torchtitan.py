@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 from dataclasses import dataclass
 from itertools import islice
@@ -19,9 +21,11 @@ NEEDED = ("torch", "torchdata", "torchtitan.components.dataloader", "tokenizers"
 for name in NEEDED:
     pytest.importorskip(name, reason=f"{name} cannot be imported: the data loader for TorchTitan was not tried")
 
+from torchtitan.components.dataloader import BaseDataLoader  # noqa: E402
+
 from laneway.torchtitan import LanewayDataLoader, check_config  # noqa: E402
 
-preload("laneway.torchtitan", "torchtitan.components.checkpointer", "torchtitan.components.optimizer")
+preload("titan_on_cpu", "laneway.torchtitan")
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "python" / "torchtitan"
 sys.path[:0] = [str(EXAMPLE), str(EXAMPLE.parent)]
 
@@ -30,38 +34,50 @@ sys.path[:0] = [str(EXAMPLE), str(EXAMPLE.parent)]
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the example's text, tokenizer and recipe."""
     import rank as example
+    from elastic.corpus import prepare
 
-    return example.prepare(tmp_path_factory.mktemp("titan"), example.LENGTH, example.GLOBAL_BATCH).parent
+    return prepare(tmp_path_factory.mktemp("titan"), example.LENGTH, example.GLOBAL_BATCH).parent
 
 
-def stage(rank: int, ranks: int, folder: str, data: str, until: int) -> None:
-    """One rank of the example's run."""
+def trainer(rank: int, ranks: int, node: str, words: list[str]) -> None:
+    """One process of the example's run: TorchTitan's own trainer. ``node``: where the server of the node lies, if one makes the batches."""
+    os.environ["LANEWAY_DIR"] = node
     sys.path[:0] = [str(EXAMPLE), str(EXAMPLE.parent)]
     import rank as example
 
-    example.run(Path(folder), Path(data), until, save_every=1)
+    options = example.parse([*words, "--device", "cpu", "--save-every", "2"])
+    example.run(options.folder, example.make_config(options.folder, options.data, ranks, options), options.swap_rows_at)
 
 
-def test_a_run_on_two_then_one_then_four_ranks_takes_the_same_batches_through_torchtitans_checkpoints(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_torchtitans_trainer_takes_the_same_batches_on_two_then_one_then_four_ranks_through_its_checkpoints(
+    data: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The ranks themselves make the batches of the first stage, a server those of the others: their checkpoints are the same. Of the last four each two split the model's
+    tensors between them."""
     import elastic_resume
     from elastic.record import Step, step_hash
     from elastic.train import row_hashes
 
-    run = tmp_path / "changing"
-    run.mkdir()
-    for ranks, until in ((2, 2), (1, 4), (4, 6)):
-        run_ranks(stage, ranks, tmp_path / f"on-{ranks}", str(run), str(data), until)
+    run, server = tmp_path / "changing", ["--server", "titan"]
+    start = [str(run), "--data", str(data)]
+    run_ranks(trainer, 2, tmp_path / "on-2", str(folder), [*start, "--until", "2"])
+    assert not list(folder.glob("node-*"))
+    run_ranks(trainer, 1, tmp_path / "on-1", str(folder), [*start, "--until", "4", *server])
+    assert list(folder.glob("node-titan*")), "a server has made them"
+    last = [*start, "--until", "6", *server, "--tensor-parallel", "2"]
+    run_ranks(trainer, 4, tmp_path / "on-4", str(folder), last)
     found = elastic_resume.steps_of(run)
     assert sorted(found) == list(range(6)) and found[5].loss < found[0].loss
     # What one rank alone would have been given.
     expected = {step: Step(step_hash(row_hashes(batch.input_ids, batch.labels)), found[step].loss) for step, batch in enumerate(islice(Loader(data / "recipe.toml"), 6))}
     assert elastic_resume.compare(expected, found, last=6) == 0
     assert "6 of 6 global batches identical" in capsys.readouterr().out
-    # And if one were not:
-    assert elastic_resume.compare(expected, found | {4: found[3]}, last=6) == 1
-    assert "the global batch of step 4 is another (5 of 6 are identical)" in capsys.readouterr().err
+    # And if one were not, in which some rows stand in another order:
+    shutil.rmtree(run / "checkpoint" / "step-6")
+    shutil.rmtree(run / "4-to-6")
+    run_ranks(trainer, 1, tmp_path / "spoilt", str(folder), [*start, "--until", "6", "--swap-rows-at", "5"])
+    assert elastic_resume.compare(expected, elastic_resume.steps_of(run), last=6) == 1
+    assert "the global batch of step 5 is another (5 of 6 are identical)" in capsys.readouterr().err
     assert elastic_resume.compare(expected, {step: found[step] for step in range(5)}, last=6) == 1
 
 
@@ -95,8 +111,8 @@ def other_tokenizer(data: Path, folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dp_world_size": 3}, "3 ranks do not divide 16 lanes evenly; use one of 1, 2, 4, 8, 16"),
-        ({"local_batch_size": 3}, "microbatch_size 3 does not divide the 8 rows"),
+        ({"dp_world_size": 3}, r"3 data-parallel ranks do not divide the recipe's 16 lanes; let .* be one of \[1, 2, 4, 8, 16\]"),
+        ({"local_batch_size": 3}, r"training.local_batch_size is 3, which does not divide the 8 rows of a step that each of 2 .*; use one of \[1, 2, 4, 8\]"),
         ({"seq_len": 128}, r"training.seq_len is 128, but the recipe's rows have 64 tokens \(pack.max_length\)"),
     ],
     ids=["ranks and lanes", "rows and batch size", "context length"],
@@ -104,6 +120,13 @@ def other_tokenizer(data: Path, folder: Path) -> Path:
 def test_a_setting_that_contradicts_the_recipe_is_named_when_the_loader_is_made(data: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.InvalidArgument, match=message):
         build(data, **changes)
+
+
+def test_lanes_that_do_not_divide_the_step_are_refused(data: Path) -> None:
+    recipe = data / "lanes.toml"
+    recipe.write_text((data / "recipe.toml").read_text().replace("global_batch = 16", "global_batch = 16\nlanes = 6"))
+    with pytest.raises(errors.InvalidArgument, match="lanes = 6 does not divide global_batch = 16; use one of 1, 2, 4, 8, 16"):
+        build(data, recipe=recipe)
 
 
 def test_another_tokenizer_is_refused_with_the_id_that_differs(data: Path, tmp_path: Path) -> None:
@@ -116,10 +139,12 @@ def test_another_tokenizer_is_refused_with_the_id_that_differs(data: Path, tmp_p
     [
         ({"recipe": ""}, "dataloader.recipe is not set"),
         ({"dataset": "c4"}, "dataloader.dataset is 'c4', but the recipe names the data"),
+        ({"dataset_path": "/data"}, "dataloader.dataset_path is '/data', but the recipe names the data"),
+        ({"start_server": True}, "start_server is set, but dataloader.server, the name of the server to be started, is not"),
     ],
-    ids=["no recipe", "a dataset"],
+    ids=["no recipe", "a dataset", "a path", "a server without a name"],
 )
-def test_a_config_without_a_recipe_or_with_a_dataset_is_refused(data: Path, settings: dict[str, str], message: str) -> None:
+def test_a_config_that_says_too_little_or_too_much_is_refused(data: Path, settings: dict[str, Any], message: str) -> None:
     config = LanewayDataLoader.Config(**({"recipe": str(data / "recipe.toml")} | settings))
     with pytest.raises(errors.InvalidArgument, match=message):
         config.build(dp_world_size=1, dp_rank=0, tokenizer=None, seq_len=64, local_batch_size=2)
@@ -141,6 +166,8 @@ def test_a_trainers_config_is_checked_before_anything_starts(data: Path, changes
 
     training = TrainingConfig(**({"seq_len": 64, "local_batch_size": 2, "global_batch_size": 16} | changes))
     config = SimpleNamespace(training=training, dataloader=LanewayDataLoader.Config(recipe=str(data / "recipe.toml")))
+    with pytest.raises(errors.InvalidArgument, match="dataloader is a BaseDataLoader.Config; expected a LanewayDataLoader.Config"):
+        check_config(SimpleNamespace(training=training, dataloader=BaseDataLoader.Config()))
     if message is None:
         check_config(config)
         return

@@ -91,4 +91,5 @@ def _rank(run: Run, rank: int) -> None:
     meeting = f"file://{run.folder.resolve() / 'meeting'}"
     dist.init_process_group("gloo", meeting, rank=rank, world_size=run.ranks, timeout=timedelta(seconds=PATIENCE_SECONDS))
     train(run, rank)
+    dist.barrier()  # none leaves while another still talks to it
     dist.destroy_process_group()

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import torch.distributed as dist
-from laneway import Loader
+from laneway import Loader, NodeLoader
 from laneway.integrations.transformers import Trainer
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments, set_seed
 
@@ -29,8 +29,9 @@ def small_llama() -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=LENGTH, tie_word_embeddings=True, **sizes))
 
 
-def make_trainer(folder: Path, recipe: Path, steps: int, save_every: int) -> Trainer:
-    """This rank's. A step is the recipe's whatever the number of ranks, so fewer ranks take more microbatches."""
+def make_trainer(folder: Path, recipe: Path, steps: int, save_every: int, server: str | None = None) -> Trainer:
+    """This rank's. A step is the recipe's whatever the number of ranks, so fewer ranks take more microbatches. With `server`, one process of that name makes
+    the batches of all ranks."""
     args = TrainingArguments(
         str(folder),
         max_steps=steps,
@@ -44,7 +45,10 @@ def make_trainer(folder: Path, recipe: Path, steps: int, save_every: int) -> Tra
         disable_tqdm=True,
     )
     args.gradient_accumulation_steps = GLOBAL_BATCH // (MICROBATCH * args.world_size)
-    loader = Loader(recipe, args.process_index, args.world_size, microbatch_size=MICROBATCH)
+    if server is None:
+        loader = Loader(recipe, args.process_index, args.world_size, microbatch_size=MICROBATCH)
+    else:
+        loader = NodeLoader(recipe, args.process_index, args.world_size, microbatch_size=MICROBATCH, name=server, start=True)
     return Trainer(model=small_llama(), args=args, loader=loader)
 
 
@@ -54,9 +58,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--save-every", type=int, default=10)
     parser.add_argument("--resume", action="store_true", help="from the folder's last checkpoint")
+    parser.add_argument("--server", help="let one process of this name make the batches of all ranks; the first rank starts it")
     options = parser.parse_args()
     recipe = prepare(options.folder / "data", LENGTH, GLOBAL_BATCH)
-    trainer = make_trainer(options.folder, recipe, options.steps, options.save_every)
+    trainer = make_trainer(options.folder, recipe, options.steps, options.save_every, options.server)
     trainer.train(resume_from_checkpoint=options.resume)
     print(f"rank {trainer.loader.rank}: the loader is at step {trainer.loader.step}")
     if dist.is_initialized():

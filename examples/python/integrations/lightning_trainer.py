@@ -68,6 +68,11 @@ def make_trainer(folder: Path, ranks: int, steps: int, save_every: int, strategy
     )
 
 
+def make_data(recipe: Path, server: str | None = None) -> LanewayDataModule:
+    """With `server`, one process of that name makes the batches of all ranks."""
+    return LanewayDataModule(recipe, microbatch_size=MICROBATCH, server=server, **({} if server is None else {"start": True}))
+
+
 def last_checkpoint(folder: Path) -> Path:
     return max(folder.glob("step=*.ckpt"), key=lambda path: int(path.stem.partition("=")[2]))
 
@@ -79,13 +84,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--save-every", type=int, default=10)
     parser.add_argument("--resume", action="store_true", help="from the folder's last checkpoint")
+    parser.add_argument("--server", help="let one process of this name make the batches of all ranks; the first rank starts it")
     options = parser.parse_args()
     recipe = prepare(options.folder / "data", LENGTH, GLOBAL_BATCH)
     pl.seed_everything(0)
     model = Model()
     trainer = make_trainer(options.folder, options.ranks, options.steps, options.save_every)
     resume = last_checkpoint(options.folder) if options.resume else None
-    trainer.fit(model, LanewayDataModule(recipe, microbatch_size=MICROBATCH), ckpt_path=resume)
+    trainer.fit(model, make_data(recipe, options.server), ckpt_path=resume)
     if trainer.is_global_zero:
         print("losses:", " ".join(f"{loss:.4f}" for loss in model.losses))
 

@@ -1,49 +1,55 @@
 #!/usr/bin/env python3
-"""A TorchTitan run that changes its number of ranks twice: 2, then 1, then 4, through TorchTitan's own checkpoints, beside one that stays on 2.
+"""A run of TorchTitan's trainer that changes its number of ranks twice: 2, then 1, then 4, through TorchTitan's own checkpoints, beside one that stays on 2.
 
-    python elastic_resume.py [folder]      needs torchtitan; CPUs suffice
+    python elastic_resume.py [folder]                     needs torchtitan; CPUs suffice
+    python elastic_resume.py [folder] --server titan      one process makes the batches of all ranks of the changing run
+    python elastic_resume.py [folder] --swap-rows-at 9    spoils a batch, to see that it is noticed
 
-Every global batch of the changing run must have the hash of the steady run's; the exit status is 1 if one has not.
+Of the four, each two split the model's tensors between them and read the same batches. Every global batch of the changing run must have the hash of the steady
+run's; the exit status is 1 if one has not.
 """
 
 import argparse
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 from elastic.record import LOSS_BOUND, Step, read_run  # noqa: E402
 
-STAGES = [(2, 4), (1, 8), (4, 12)]  # ranks, and the step to stop before
+STAGES = [(2, 1, 4), (1, 1, 8), (4, 2, 12)]
+"""Processes, those of them that are tensor-parallel, and the step to stop before."""
 
 
-def main() -> int:
+def main(device: str = "cpu") -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("titan-elastic"))
-    return play(parser.parse_args().folder.resolve(), HERE / "rank.py")
-
-
-def play(folder: Path, program: Path) -> int:
-    """The steady run and the stages of the changing one; the exit status."""
-    last = STAGES[-1][1]
+    parser.add_argument("--server", help="its name")
+    parser.add_argument("--swap-rows-at", type=int, help="a step of the changing run")
+    options = parser.parse_args()
+    folder, last = options.folder.resolve(), STAGES[-1][2]
     for name in ("steady", "changing"):
         shutil.rmtree(folder / name, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
-    torchrun(program, folder, "steady", 2, last)
-    steady = steps_of(folder / "steady")
-    for ranks, until in STAGES:
-        torchrun(program, folder, "changing", ranks, until)
-    return compare(steady, steps_of(folder / "changing"), last)
+    common = ["--device", device, "--data", str(folder / "data")]
+    torchrun(folder / "steady", 2, [*common, "--until", str(last)])
+    if options.server:
+        common += ["--server", options.server]
+    if options.swap_rows_at is not None:
+        common += ["--swap-rows-at", str(options.swap_rows_at)]
+    for processes, tensor_parallel, until in STAGES:
+        torchrun(folder / "changing", processes, [*common, "--until", str(until), "--tensor-parallel", str(tensor_parallel)])
+    return compare(steps_of(folder / "steady"), steps_of(folder / "changing"), last)
 
 
-def torchrun(program: Path, folder: Path, name: str, ranks: int, until: int) -> None:
-    print(f"{name}: {ranks} rank{'s' * (ranks != 1)}, until step {until}", flush=True)
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    arguments = [str(folder / name), "--data", str(folder / "data"), "--until", str(until)]
-    with open(folder / "output.log", "a") as log:
-        done = subprocess.run([sys.executable, *launcher, str(program), *arguments], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+def torchrun(folder: Path, processes: int, arguments: Sequence[str]) -> None:
+    print(f"{folder.name}: {processes} process{'es' * (processes != 1)} {' '.join(arguments[4:])}", flush=True)
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    with open(folder.parent / "output.log", "a") as log:
+        done = subprocess.run([sys.executable, *launcher, str(HERE / "rank.py"), str(folder), *arguments], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
     if done.returncode:
         sys.exit(f"elastic_resume: that ended with status {done.returncode}: see {log.name}")
 

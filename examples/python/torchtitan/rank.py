@@ -1,122 +1,139 @@
 #!/usr/bin/env python3
-"""One rank of a training run made of TorchTitan's parts, on CPUs: its tokenizer, optimizer, schedule, loss and checkpoints, with Laneway's data loader.
+"""One rank of TorchTitan's own trainer, on Laneway's data: its small Llama 3, its tokenizer, optimizer, schedule, loss and checkpoints.
 
     torchrun --nproc-per-node 2 rank.py out --until 4
     torchrun --nproc-per-node 1 rank.py out --until 8         goes on from the checkpoint in out/checkpoint, whoever made it
 
-`elastic_resume.py` runs such a chain and checks it. TorchTitan's own `Trainer` wants GPUs: `gpu_smoke.py`.
+`elastic_resume.py` runs such a chain and checks it. All ranks share the first GPU, or with `--device cpu` have none; either way they talk over gloo.
 """
 
 import argparse
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import torch
-import torch.distributed as dist
-from laneway.torchtitan import LanewayDataLoader
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torchtitan.components.checkpointer import CheckpointManager
-from torchtitan.components.loss import IGNORE_INDEX, cross_entropy_loss
-from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
-from torchtitan.components.tokenizer import HuggingFaceTokenizer
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from distill.events import Events  # noqa: E402
-from distill.llama import Llama, LlamaConfig  # noqa: E402
-from elastic.corpus import VOCABULARY, prepare  # noqa: E402
-from elastic.train import row_hashes  # noqa: E402
-
-LENGTH, GLOBAL_BATCH, LOCAL_BATCH = 64, 16, 2
+LENGTH, GLOBAL_BATCH, LOCAL_BATCH, LAYERS = 64, 16, 2, 2
 STEPS = 12  # of the whole run, which the learning rate follows
 
 
-class Model(torch.nn.Module):
-    """A small Llama; ids (B, T) to logits (B, T, V)."""
+def make_config(folder: Path, data: Path, processes: int, options: argparse.Namespace) -> Any:
+    """TorchTitan's configuration of its debug model, on Laneway's data."""
+    from laneway.torchtitan import LanewayDataLoader, check_config
+    from torchtitan.models.llama3.config_registry import llama3_debugmodel
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.llama = Llama(LlamaConfig(2, 64, 192, 4, 4, VOCABULARY, 10_000.0, 1e-5))
-        torch.nn.init.normal_(self.llama.token_embd.weight, std=0.02)
+    config = llama3_debugmodel()
+    config.dump_folder = str(folder)
+    config.hf_assets_path = str(data)
+    config.dataloader = LanewayDataLoader.Config(recipe=str(data / "recipe.toml"), server=options.server, start_server=options.server is not None)
+    config.training.seq_len = LENGTH
+    config.training.local_batch_size = LOCAL_BATCH
+    config.training.global_batch_size = GLOBAL_BATCH
+    config.training.steps = options.until
+    config.training.disable_cuda_graphs = True
+    config.lr_scheduler.total_steps = STEPS
+    # Replicas only: gloo can add up tensors of a GPU, but not gather them.
+    config.parallelism.tensor_parallel_degree = options.tensor_parallel
+    config.parallelism.data_parallel_replicate_degree = processes // options.tensor_parallel
+    config.parallelism.data_parallel_shard_degree = 1
+    config.checkpoint.enable = True
+    config.checkpoint.interval = options.save_every
+    config.checkpoint.last_save_model_only = False
+    config.validator.enable = False
+    config.debug.seed = 0
+    model = config.model_spec.model
+    model.layers = model.layers[:LAYERS]
+    if options.device == "cpu":
+        from on_cpu import give_attention
 
-    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        return self.llama.logits(input_ids)
-
-
-class TrainState:
-    """What TorchTitan's trainer keeps of itself in a checkpoint."""
-
-    step = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"step": self.step}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.step = state["step"]
-
-
-def run(folder: Path, data: Path, until: int, save_every: int) -> None:
-    """The loop of TorchTitan's trainer, as far as CPUs go."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(0)
-    model = fully_shard(Model(), mesh=init_device_mesh("cpu", (ranks,)))
-    optimizer_config = default_adamw(lr=3e-3)
-    optimizer_config.implementation = "for-loop"
-    optimizers = optimizer_config.build(model_parts=[model])
-    schedulers = LRSchedulersContainer.Config(warmup_steps=2).build(optimizers=optimizers, training_steps=STEPS)
-    tokenizer = HuggingFaceTokenizer.Config().build(tokenizer_path=str(data))
-    dataloader = LanewayDataLoader.Config(recipe=str(data / "recipe.toml"), threads=1).build(
-        dp_world_size=ranks, dp_rank=rank, tokenizer=tokenizer, seq_len=LENGTH, local_batch_size=LOCAL_BATCH, snapshot_every_n_steps=None
-    )
-    state = TrainState()
-    checkpointer = CheckpointManager.Config(enable=True, interval=save_every, last_save_model_only=False).build(
-        dataloader=dataloader,
-        model_parts=[model],
-        optimizers=optimizers,
-        lr_schedulers=schedulers,
-        states={"train_state": state},
-        sd_adapter=None,
-        base_folder=str(folder),
-    )
-    checkpointer.load()
-    events = Events(folder / f"{state.step}-to-{until}" / f"rank-{rank}.jsonl", fresh=True)
-    batches = iter(dataloader)
-    while state.step < until:
-        microbatches = [next(batches) for _ in range(GLOBAL_BATCH // (LOCAL_BATCH * ranks))]
-        valid = torch.tensor(sum(int((labels != IGNORE_INDEX).sum()) for _, labels in microbatches))
-        dist.all_reduce(valid)
-        total = torch.zeros(())
-        optimizers.zero_grad()
-        for inputs, labels in microbatches:
-            loss = cross_entropy_loss(model(inputs["input"]), labels) / valid
-            (loss * ranks).backward()  # gradients are averaged over ranks
-            total += loss.detach()
-        optimizers.step()
-        schedulers.step()
-        dist.all_reduce(total)
-        rows = [row for inputs, labels in microbatches for row in row_hashes(inputs["input"], labels)]
-        events.write("step", step=state.step, loss=total.item(), rows=rows)
-        state.step += 1
-        checkpointer.save(state.step, last_step=state.step == until)
-    checkpointer.close()
-    dataloader.close()
+        give_attention(model)
+        config.training.mixed_precision_param = "float32"
+    check_config(config)
+    return config
 
 
-def main() -> None:
+def run(folder: Path, config: Any, swap_rows_at: int | None = None) -> None:
+    """TorchTitan's trainer, whose batches are written down. The process group is there already."""
+    import torch
+    import torch.distributed as dist
+    from distill.events import Events
+    from elastic.train import row_hashes
+    from torchtitan.trainer import Trainer
+
+    class Recorded(Trainer):
+        rows: list[str] = []
+        loss = torch.zeros(())
+        events: Events | None = None
+
+        def batch_generator(self, data_iterable: Any) -> Iterator[Any]:
+            self.events = self.open_events()
+            for inputs, labels in super().batch_generator(data_iterable):
+                if self.step - 1 == swap_rows_at:
+                    inputs, labels = {name: tensor.flip(0) for name, tensor in inputs.items()}, labels.flip(0)
+                self.rows += row_hashes(inputs["input"], labels)
+                yield inputs, labels
+
+        def open_events(self) -> Events | None:
+            """Of those that have the same rows, one writes them down."""
+            peers, replicas = self.parallel_dims.get_optional_mesh("tp"), self.parallel_dims.get_optional_mesh("batch")
+            if peers is not None and peers.get_local_rank():
+                return None
+            rank = 0 if replicas is None else replicas.get_local_rank()
+            return Events(folder / f"{self.step - 1}-to-{config.training.steps}" / f"rank-{rank}.jsonl", fresh=True)
+
+        def forward_backward_step(self, **arguments: Any) -> torch.Tensor:
+            loss = super().forward_backward_step(**arguments)
+            self.loss = self.loss + loss.detach().cpu()  # of this rank's labels, divided by all ranks' labels of the step
+            return loss
+
+        def train_step(self, data_iterator: Any) -> None:
+            super().train_step(data_iterator)
+            dist.all_reduce(self.loss)
+            if self.events:
+                self.events.write("step", step=self.step - 1, loss=self.loss.item() / self.parallel_dims.tp, rows=self.rows)
+            self.rows, self.loss = [], torch.zeros(())
+
+    trainer = Recorded(config)
+    trainer.train()
+    trainer.close()
+    trainer.dataloader.close()
+
+
+def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="of the run: logs, and checkpoint/")
     parser.add_argument("--data", type=Path, default=Path("elastic-data"), help="where text, tokenizer and recipe are, or are made")
     parser.add_argument("--until", type=int, default=STEPS, help="the step to stop before")
     parser.add_argument("--save-every", type=int, default=4)
-    options = parser.parse_args()
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="processes that split the model's tensors between them, and read the same batches")
+    parser.add_argument("--server", help="let one process of this name make the batches of all ranks; the first rank starts it")
+    parser.add_argument("--swap-rows-at", type=int, help="spoil this step's batches, to see that it is noticed")
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    options = parse()
+    if options.device == "cpu":
+        from on_cpu import use_cpu
+
+        use_cpu()
+    import torch
+    import torch.distributed as dist
+    from elastic.corpus import prepare
+
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    # TorchTitan takes the process group that it finds; its own would be NCCL's, which refuses two ranks on one GPU.
     dist.init_process_group("gloo")
     if dist.get_rank() == 0:
         prepare(options.data, LENGTH, GLOBAL_BATCH)
     dist.barrier()
-    run(options.folder, options.data, options.until, options.save_every)
+    run(options.folder, make_config(options.folder, options.data, dist.get_world_size(), options), options.swap_rows_at)
     dist.barrier()  # none leaves while another still talks to it
     dist.destroy_process_group()
 

@@ -74,6 +74,7 @@ impl Inner {
             if self.cancelled.swap(false, Ordering::SeqCst) {
                 return Err(Error::new(Status::Interrupted, "the wait for tasks was cancelled"));
             }
+            self.publish_finished();
             let turn = self.serve().turn(self)?;
             match &turn {
                 Some((student, generation)) => self.serve_turn(student, *generation, max, out, deadline)?,
@@ -129,7 +130,11 @@ impl Inner {
 
     /// Spins, then sleeps on the bell, until a ticket may be open.
     fn sleep(&self, left: Duration) {
-        if self.spin.until(left, || self.any_open()) {
+        let look = || {
+            self.publish_finished();
+            self.any_open()
+        };
+        if self.spin.until(left, look) {
             return;
         }
         let value = self.bell.word().load(Ordering::Acquire);
@@ -147,8 +152,9 @@ impl Inner {
         free.iter().for_each(|a| a.place().idle.awake());
     }
 
-    /// Gives everything back and leaves every seat.
+    /// Publishes what is committed, gives everything else back and leaves every seat.
     pub(super) fn leave(&self) {
+        self.publish_all();
         let mut serve = self.serve();
         let busy = serve.tasks.iter().map(|t| &t.attachment.medium);
         busy.for_each(|m| drop(m.quiesce().inspect_err(|e| tracing::error!("{e}"))));

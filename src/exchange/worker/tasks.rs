@@ -2,11 +2,13 @@
 
 use super::Inner;
 use super::attachment::Attachment;
+use super::pending::Commit;
 use super::serve::Serve;
 use crate::base::{Error, Result, Status};
-use crate::medium::{Buffer, Place, Stream, Write};
+use crate::medium::{Buffer, Mark, Place, Stream, Write};
 use crate::os::memory::AlignedBuf;
 use crate::os::{clock, futex};
+use crate::segment::cell::CellState;
 use crate::segment::payload::writing_bytes;
 use crate::segment::slot::{Content, SlotWord};
 use std::borrow::Cow;
@@ -14,7 +16,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// A task in hand.
+/// A task in hand, or committed and pending.
 pub struct InHand {
     pub id: u64,
     pub attachment: Arc<Attachment>,
@@ -48,6 +50,12 @@ impl InHand {
         writing_bytes(&self.attachment.segment.slots()[self.slot as usize], self.slot_word, start, bytes)
     }
 
+    /// Whether its ticket still waits for a sample.
+    fn is_wanted(&self) -> bool {
+        let word = self.attachment.segment.cells()[self.cell as usize].word();
+        word.version() == self.version && matches!(word.state(), CellState::Open | CellState::Claimed) && self.attachment.is_serving()
+    }
+
     /// Says what is wrong with the sample that was written, or makes it whole.
     fn finish(&mut self) -> Result<()> {
         let layout = self.attachment.layout.clone();
@@ -64,10 +72,17 @@ impl InHand {
     }
 }
 
+/// Tasks whose samples a device is still writing.
+struct Underway {
+    ids: Vec<u64>,
+    mark: Box<dyn Mark>,
+}
+
 impl Inner {
-    /// Brings samples to their slots. Not under the lock: a device may take its time.
-    fn settle(&self, done: &[(u64, usize)], stream: Stream) -> Result<()> {
-        let mut parts: Vec<(Arc<Attachment>, u32, Option<Arc<Buffer>>, usize)> = Vec::new();
+    /// Brings samples to their slots. Not under the lock: a device may take its time. What is under way when this returns has a mark; it is waited for here where
+    /// the samples are to be looked at before anybody gets them.
+    fn settle(&self, done: &[(u64, usize)], stream: Stream) -> Result<Vec<Underway>> {
+        let mut parts: Vec<(Arc<Attachment>, u32, Option<Arc<Buffer>>, usize, u64)> = Vec::new();
         let serve = self.serve();
         for (id, length) in done {
             let task = &serve.tasks[serve.index(*id)?];
@@ -76,15 +91,22 @@ impl Inner {
                 break;
             }
             if task.scratch.is_some() || !stream.is_none() || task.attachment.medium.place() != Place::Host {
-                parts.push((task.attachment.clone(), task.slot, task.scratch.clone(), *length));
+                parts.push((task.attachment.clone(), task.slot, task.scratch.clone(), *length, *id));
             }
         }
         drop(serve);
+        let mut underway = Vec::new();
         for group in parts.chunk_by(|a, b| Arc::ptr_eq(&a.0, &b.0)) {
-            let writes: Vec<_> = group.iter().map(|(_, slot, scratch, len)| Write { slot: *slot, scratch: scratch.as_deref(), len: *len }).collect();
-            group[0].0.medium.settle(&writes, stream)?;
+            let writes: Vec<_> =
+                group.iter().map(|(_, slot, scratch, len, _)| Write { slot: *slot, scratch: scratch.as_deref(), len: *len }).collect();
+            let attachment = &group[0].0;
+            match attachment.medium.settle(&writes, stream)? {
+                Some(mark) if attachment.layout.asks_something() => mark.wait()?,
+                Some(mark) => underway.push(Underway { ids: group.iter().map(|part| part.4).collect(), mark }),
+                None => {}
+            }
         }
-        Ok(())
+        Ok(underway)
     }
 
     pub(super) fn hold(&self, id: u64) -> Result<Box<dyn Send>> {
@@ -115,26 +137,68 @@ impl Inner {
     }
 
     pub(super) fn commit(&self, done: &[(u64, usize)], stream: Stream) -> Result<u32> {
+        self.publish_finished();
         // What lies in host memory is made whole before it is brought to its slot; what is on a device is looked at once it is complete.
         let mut refused = None;
         let done = self.refuse(done, true, &mut refused);
-        self.settle(&done, stream)?;
+        let underway = self.settle(&done, stream)?;
         let done = self.refuse(&done, false, &mut refused);
+        let mut later = Vec::new();
+        let wanted = self.publish_or_keep(&done, underway, &mut later);
+        // Without the tasks' lock, which is taken after the pending ones', not before.
+        later.into_iter().for_each(|commit| self.defer(commit));
+        let wanted = wanted?;
+        refused.map_or(Ok(wanted), |text| Err(Error::new(Status::TaskFailed, text)))
+    }
+
+    /// Publishes what is complete; what is under way goes to `later`. How many are wanted: still, or so far.
+    fn publish_or_keep(&self, done: &[(u64, usize)], underway: Vec<Underway>, later: &mut Vec<Commit>) -> Result<u32> {
         let mut serve = self.serve();
         let mut wanted = 0;
-        for (id, length) in done.iter() {
+        let mut kept = Vec::new();
+        for Underway { ids, mark } in underway {
+            let mut tasks = Vec::with_capacity(ids.len());
+            for id in &ids {
+                let index = serve.index(*id)?;
+                tasks.push(serve.tasks.swap_remove(index));
+            }
+            wanted += tasks.iter().filter(|t| t.is_wanted()).count() as u32;
+            later.push(Commit { tasks, mark });
+            kept.extend(ids);
+        }
+        for (id, length) in done.iter().filter(|(id, _)| !kept.contains(id)) {
             let index = serve.index(*id)?;
             let bytes = serve.tasks[index].attachment.layout.nbytes();
             if *length != bytes {
                 return Err(Error::invalid(format!("task {id}: {length} bytes were committed and a sample has {bytes}")));
             }
-            let won = serve.publish(index, *length, false, clock::now() as u64);
-            wanted += u32::from(won);
-            let counter = if won { &self.stats.made } else { &self.stats.lost };
-            counter.fetch_add(1, Ordering::Relaxed);
+            let task = serve.tasks.swap_remove(index);
+            wanted += u32::from(self.publish_sample(&mut serve, task));
         }
         serve.account(self, done.len(), clock::now() as u64);
-        refused.map_or(Ok(wanted), |text| Err(Error::new(Status::TaskFailed, text)))
+        Ok(wanted)
+    }
+
+    fn publish_sample(&self, serve: &mut Serve, task: InHand) -> bool {
+        let length = task.attachment.layout.nbytes();
+        let won = serve.publish(task, length, false, clock::now() as u64);
+        let counter = if won { &self.stats.made } else { &self.stats.lost };
+        counter.fetch_add(1, Ordering::Relaxed);
+        won
+    }
+
+    /// Publishes what was committed before its device had finished it; with `failure`, what became of it instead.
+    pub(super) fn publish_late(&self, tasks: Vec<InHand>, failure: Option<&str>) {
+        let mut serve = self.serve();
+        for task in tasks {
+            match failure {
+                None => _ = self.publish_sample(&mut serve, task),
+                Some(text) => {
+                    tracing::error!("task (lane {}, step {}), which was committed: {text}", task.lane, task.step);
+                    self.publish_failure(&mut serve, task, text);
+                }
+            }
+        }
     }
 
     /// Fails the tasks whose samples are not what their layouts ask for, of those in host memory or of the others; the rest. The first reason goes to `first`.
@@ -158,7 +222,8 @@ impl Inner {
                 Err(e) => {
                     let text = format!("the sample was refused: {}", e.message);
                     tracing::warn!("task (lane {}, step {}): {text}", task.lane, task.step);
-                    self.publish_failure(&mut serve, index, &text);
+                    let task = serve.tasks.swap_remove(index);
+                    self.publish_failure(&mut serve, task, &text);
                     self.stats.refused.fetch_add(1, Ordering::Relaxed);
                     first.get_or_insert(text);
                 }
@@ -186,14 +251,14 @@ impl Inner {
         let _ = attachment.medium.quiesce().inspect_err(|e| tracing::error!("{e}"));
         let mut serve = self.serve();
         let index = serve.index(id)?;
-        self.publish_failure(&mut serve, index, text);
+        let task = serve.tasks.swap_remove(index);
+        self.publish_failure(&mut serve, task, text);
         Ok(())
     }
 
-    fn publish_failure(&self, serve: &mut Serve, index: usize, text: &str) {
-        let task = &serve.tasks[index];
+    fn publish_failure(&self, serve: &mut Serve, task: InHand, text: &str) {
         let length = task.attachment.segment.write_text(task.slot, text);
-        serve.publish(index, length, true, clock::now() as u64);
+        serve.publish(task, length, true, clock::now() as u64);
         self.stats.failed.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -206,9 +271,8 @@ impl Serve {
             .ok_or_else(|| Error::invalid(format!("task {id} is not in hand: it was committed or failed before")))
     }
 
-    /// Makes the sample or the error text visible; true if it was still wanted. The task is not in hand any more.
-    fn publish(&mut self, index: usize, length: usize, failed: bool, now: u64) -> bool {
-        let task = self.tasks.swap_remove(index);
+    /// Makes the sample or the error text of a task, which is in hand no more, visible; true if it was still wanted.
+    fn publish(&mut self, task: InHand, length: usize, failed: bool, now: u64) -> bool {
         let segment = &task.attachment.segment;
         let made_in = now.saturating_sub(task.claimed_at);
         let content =

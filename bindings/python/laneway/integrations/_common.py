@@ -5,17 +5,40 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from .._training import _positions, _starts
 from ..batch import Batch
 from ..errors import InvalidArgument, NotFound
 from ..loader import Loader
+from ..node_loader import NodeLoader
 
 _FILE = re.compile(r"laneway-(\d+)-of-(\d+)\.json")
+
+
+def open_loader(recipe: Any, rank: int, ranks: int, *, microbatch_size: int, server: str | None, **options: Any) -> Loader:
+    """A data-parallel rank's loader: of this process, or with ``server`` a :class:`~laneway.NodeLoader` of the node's server of that name. ``peers`` is counted
+    unless it is given, for which all processes of the job must be here."""
+    if server is None:
+        return Loader(recipe, rank, ranks, microbatch_size=microbatch_size, **options)
+    if options.get("peers") is None:
+        options["peers"] = _local_peers(rank)
+    return NodeLoader(recipe, rank, ranks, name=server, microbatch_size=microbatch_size, **options)
+
+
+def _local_peers(rank: int) -> int:
+    """How many processes of this node are of this data-parallel rank: one, and its tensor-, pipeline- and context-parallel peers."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return 1
+    mine = (socket.gethostname(), os.environ.get("LANEWAY_DIR"), rank)
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, mine)
+    return found.count(mine)
 
 
 def unshifted_labels(batch: Batch) -> torch.Tensor:

@@ -29,7 +29,7 @@ else:
 from ..errors import InvalidArgument, NotFound
 from ..loader import Loader
 from ..recipe import Recipe
-from ._common import check_trainer
+from ._common import check_trainer, open_loader
 
 __all__ = ["LanewayDataModule"]
 
@@ -44,13 +44,14 @@ class LanewayDataModule(LightningDataModule):  # type: ignore[misc]
     Args:
         recipe: what :class:`~laneway.Loader` takes.
         microbatch_size: rows of a batch.
-        options: tuning of the loader, and ``functions``.
+        server: the name of the node's server that makes the batches (:class:`~laneway.NodeLoader`); None: each rank's process makes its own.
+        options: tuning of the loader, and ``functions``; with ``server`` what a :class:`~laneway.NodeLoader` takes, such as ``start=True``.
     """
 
-    def __init__(self, recipe: Any, *, microbatch_size: int, **options: Any) -> None:
+    def __init__(self, recipe: Any, *, microbatch_size: int, server: str | None = None, **options: Any) -> None:
         super().__init__()
         self.recipe = Recipe.of(recipe)
-        self.microbatch_size, self.options = microbatch_size, options
+        self.microbatch_size, self.server, self.options = microbatch_size, server, options
         self._batches: _Batches | None = None
         self._place: dict[str, Any] | None = None  # to start from, while no loader is open
 
@@ -71,7 +72,7 @@ class LanewayDataModule(LightningDataModule):  # type: ignore[misc]
             )
         replicas = trainer.distributed_sampler_kwargs or {"rank": 0, "num_replicas": 1}
         rank, ranks = replicas["rank"], replicas["num_replicas"]
-        loader = Loader(self.recipe, rank, ranks, microbatch_size=self.microbatch_size, **self.options)
+        loader = open_loader(self.recipe, rank, ranks, microbatch_size=self.microbatch_size, server=self.server, **self.options)
         if self._place is not None:
             loader.load_state_dict(self._place)
         check_trainer(

@@ -23,8 +23,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject
 
 from ..batch import Batch
 from ..errors import InvalidArgument
-from ..loader import Loader
-from ._common import check_trainer, piece_positions
+from ._common import check_trainer, open_loader, piece_positions
 
 __all__ = ["DataIterator"]
 
@@ -38,21 +37,24 @@ class DataIterator:
     - ``attention_mask``: with ``attention_mask=True`` bool, ``micro_batch_size × 1 × seq_length × seq_length``, True where a token must *not* look: ahead, and into
       other documents; else None.
 
-    Ranks that share a data-parallel rank get the same batches, so each may read its own, or one may read and broadcast, as Megatron's trainers do.
+    Ranks that share a data-parallel rank (its tensor-, pipeline- and context-parallel peers) get the same batches, so each may read its own, or one may read and
+    broadcast, as Megatron's trainers do. With ``server`` those of a node read the same memory, which one process writes once for all.
 
     Args:
         recipe: what :class:`~laneway.Loader` takes.
         attention_mask: whether batches have one.
-        options: tuning of the loader, and ``functions``.
+        server: the name of the node's server that makes the batches (:class:`~laneway.NodeLoader`); None: this process makes them.
+        options: tuning of the loader, and ``functions``; with ``server`` what a :class:`~laneway.NodeLoader` takes, such as ``start=True``. ``peers`` is counted, with one
+            collective call of torch in which every process takes part; where not all make an iterator, give it.
 
     Raises:
         InvalidArgument: Megatron's micro batch size or number of microbatches is not what the recipe gives: what to set. Global batches that ramp up are refused.
     """
 
-    def __init__(self, recipe: Any, *, attention_mask: bool = False, **options: Any) -> None:
+    def __init__(self, recipe: Any, *, attention_mask: bool = False, server: str | None = None, **options: Any) -> None:
         rank, ranks = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
         size = num_microbatches_calculator.get_micro_batch_size()
-        self.loader = Loader(recipe, rank, ranks, microbatch_size=size, **options)
+        self.loader = open_loader(recipe, rank, ranks, microbatch_size=size, server=server, **options)
         check_trainer(
             self.loader,
             rank=rank,
