@@ -8,6 +8,7 @@ use laneway::exchange::student::{Student, StudentOptions};
 use laneway::exchange::worker::{Worker, WorkerOptions};
 use laneway::medium::MediumChoice;
 use laneway::os::{clock, process};
+use std::sync::Arc;
 use std::time::Duration;
 
 #[test]
@@ -86,6 +87,7 @@ fn samples_held_are_never_overwritten_and_one_too_many_is_a_counted_copy() {
         }
         held.iter().for_each(verify);
         assert_eq!((student.stats().held, student.stats().copied), (7, 33));
+        assert_eq!(student.stats().in_flight, 1, "slots are for the window and for what is held together");
         let refs: Vec<(u32, u64)> = held.iter().map(|h| (h.slot, h.serial)).collect();
         student.release(&refs).unwrap();
         assert_eq!(student.release(&refs[..1]).unwrap_err().status, Status::InvalidArgument);
@@ -155,6 +157,97 @@ fn a_worker_for_larger_batches_takes_as_many_of_a_students_tickets_as_it_may() {
     std::thread::scope(|s| {
         s.spawn(|| serve(&w));
         (0..200).for_each(|step| assert_eq!((next(&narrow).step, next(&wide).step), (step, step)));
+        w.stop();
+    });
+}
+
+#[test]
+fn a_switch_of_models_gives_every_ticket_its_attempts_anew() {
+    let room = Room::new();
+    let _broker = room.broker();
+    let student = student(&room, 8, |o| o.max_attempts = 2);
+    let w = worker(&room, 8, 1);
+    let fail = |generation: u64| {
+        let mut tasks = Vec::new();
+        w.take(1, &mut tasks, patience()).unwrap();
+        assert_eq!((tasks[0].generation, tasks[0].attempt), (generation, 0));
+        w.fail(tasks[0].id, "not yet").unwrap();
+    };
+    let wait_for_nothing = || student.next(1, &mut Vec::new(), clock::after(Duration::from_millis(50))).unwrap_err().status;
+    student.set_model(model("a"), patience()).unwrap();
+    assert_eq!(wait_for_nothing(), Status::Timeout);
+    fail(1);
+    assert_eq!(wait_for_nothing(), Status::Timeout, "one attempt of two");
+    student.set_model(model("b"), patience()).unwrap();
+    fail(2);
+    std::thread::scope(|s| {
+        s.spawn(|| serve(&w));
+        assert_eq!(next(&student).step, 0);
+        w.stop();
+    });
+}
+
+#[test]
+fn what_was_delivered_out_of_order_is_not_made_again_by_the_next_model() {
+    let room = Room::new();
+    let _broker = room.broker();
+    let student = student(&room, 8, |o| (o.slot_count, o.prefetch, o.arrival_order) = (4, 3, true));
+    let w = worker(&room, 8, 4);
+    student.set_model(model("a"), patience()).unwrap();
+    assert_eq!(student.next(1, &mut Vec::new(), clock::after(Duration::from_millis(20))).unwrap_err().status, Status::Timeout);
+    let mut tasks = Vec::new();
+    w.take(4, &mut tasks, patience()).unwrap();
+    assert_eq!(tasks.iter().map(|t| t.step).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    make(&w, &tasks[2]);
+    assert_eq!(w.commit(&[(tasks[2].id, tasks[2].capacity)]).unwrap(), 1);
+    assert_eq!(next(&student).step, 2, "whatever is there first");
+    student.set_model(model("b"), patience()).unwrap();
+    for task in [&tasks[0], &tasks[1], &tasks[3]] {
+        make(&w, task);
+        assert_eq!(w.commit(&[(task.id, task.capacity)]).unwrap(), 0, "of the model before: not wanted any more");
+    }
+    std::thread::scope(|s| {
+        s.spawn(|| serve(&w));
+        let mut steps: Vec<u64> = (0..30).map(|_| next(&student).step).collect();
+        steps.sort_unstable();
+        steps.dedup();
+        assert!(steps.len() == 30 && steps[..3] == [0, 1, 3] && steps[3] == 4, "{steps:?}");
+        w.stop();
+    });
+}
+
+#[test]
+fn going_back_loses_no_memory_and_asks_for_inputs_again() {
+    let room = Room::new();
+    let _broker = room.broker();
+    let input = layout(1);
+    let student = student(&room, 8, |o| {
+        (o.slot_count, o.prefetch, o.max_workers, o.max_batch) = (4, 3, 1, 1);
+        o.input = Some(input);
+    });
+    let w = worker(&room, 8, 1);
+    std::thread::scope(|s| {
+        s.spawn(|| serve(&w));
+        student.set_model(model("m"), patience()).unwrap();
+        let give = |n: usize| student.give(&vec![Arc::from([7u8; 8].as_slice()); n]).unwrap();
+        // More often than there are slots: what was made and not taken has its slot back each time.
+        for round in 1..=20u64 {
+            give(4);
+            assert_eq!(next(&student).step, 0);
+            while w.stats().made < 4 * round {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert!(student.rewind(2).unwrap_err().message.contains("the lane's cursor is 1"));
+            student.rewind(0).unwrap();
+        }
+        give(2);
+        assert_eq!((next(&student).step, next(&student).step), (0, 1));
+        student.give(&[Arc::from([7u8; 8].as_slice())]).unwrap();
+        student.rewind(1).unwrap();
+        let e = student.next(1, &mut Vec::new(), clock::after(Duration::from_millis(50))).unwrap_err();
+        assert_eq!(e.status, Status::Timeout, "the input that was given was of a ticket before");
+        give(1);
+        assert_eq!(next(&student).step, 1);
         w.stop();
     });
 }

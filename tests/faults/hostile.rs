@@ -1,6 +1,7 @@
 //! Students that hand over what they should not. Workers say what is wrong with it and serve the honest ones.
 
-use crate::common::{Room, layout, patience};
+use crate::common::{Room, layout, model, next, patience, serve, student, worker};
+use crate::peer::spy::Spy;
 use crate::peer::{BrokerProcess, Peer, StudentRole, WorkerRole, until};
 use laneway::base::{Result, Status, fnv1a};
 use laneway::exchange::endpoints::Endpoints;
@@ -11,12 +12,14 @@ use laneway::os::{clock, memory, process};
 use laneway::segment::cell::Ticket;
 use laneway::segment::layout::{Header, Sizes};
 use laneway::segment::region::Segment;
+use laneway::segment::slot::Content;
 use serde_json::json;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 const WORDS: u64 = 64;
 const BYTES: u64 = WORDS * 8;
@@ -192,6 +195,44 @@ fn the_broker_refuses_memory_that_may_shrink() {
         assert!(e.status == Status::Refused && e.message.contains("F_SEAL_SHRINK"), "{e}");
     }
     broker.end();
+}
+
+/// A worker that claims tickets as it should and publishes what is not there: each is its ticket's error, and no byte of it is read.
+#[test]
+fn a_worker_that_lies_about_a_sample_fails_its_ticket_and_nothing_else() {
+    let room = Room::new();
+    let _broker = room.broker();
+    let spy = Spy::new(&room.dir, WORDS);
+    let honest = student(&room, WORDS, |o| o.max_attempts = 1);
+    let view = spy.view();
+    honest.set_model(model("m"), patience()).unwrap();
+    let no_slot = (view.segment.slots().len() as u32, None, "which does not exist");
+    // The last one of slot 0 gives it back before it publishes.
+    let lies =
+        [(0, Some(0), "published 0 bytes"), (0, Some(BYTES + 1), "published 513 bytes; a sample has 512"), (0, Some(BYTES), "not ready"), no_slot];
+    for (step, (slot, length, word)) in lies.into_iter().enumerate() {
+        let step = step as u64;
+        assert_eq!(honest.next(1, &mut Vec::new(), clock::after(Duration::from_millis(20))).unwrap_err().status, Status::Timeout);
+        let cell = view.segment.cell(step);
+        let claimed = cell.claim(cell.word(), view.seat).unwrap();
+        if let Some(length) = length {
+            let place = &view.segment.slots()[slot as usize];
+            let writing = place.take(view.seat).unwrap();
+            let cell = view.segment.cell_index(step) as u32;
+            let ready =
+                place.ready(writing, &Content { cell, version: claimed.version(), length, failed: false, beside: false, made_in: 1 }).unwrap();
+            assert!(length != BYTES || place.free(ready));
+        }
+        assert!(cell.publish(claimed.version(), view.seat, slot));
+        let e = honest.next(1, &mut Vec::new(), patience()).unwrap_err();
+        assert!(e.status == Status::TaskFailed && e.message.contains(&format!("step {step}")) && e.message.contains(word), "{e}");
+    }
+    let w = worker(&room, WORDS, 1);
+    std::thread::scope(|s| {
+        s.spawn(|| serve(&w));
+        (4..40).for_each(|step| assert_eq!(next(&honest).step, step));
+        w.stop();
+    });
 }
 
 /// A segment that is in order, with words in it that are not: more tickets open than there are cells, of a generation that no broker knows, more slots than there are.

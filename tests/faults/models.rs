@@ -1,6 +1,7 @@
 //! Model switches: the fence between generations, in a whole job of processes.
 
-use crate::common::Room;
+use crate::common::{self, Room};
+use crate::peer::spy::Spy;
 use crate::peer::{BrokerProcess, Peer, StudentRole, WorkerRole, digest, until};
 use laneway::exchange::message::Model;
 use serde_json::{Value, json};
@@ -81,6 +82,29 @@ fn switches_in_full_flight_leave_no_gap_and_mix_nothing() {
         }
     }
     end(job);
+}
+
+/// Three workers race for each ticket, and every tenth is made of a model that is replaced meanwhile: whoever was too slow, or too late, has its slot back.
+#[test]
+fn races_and_samples_that_come_too_late_leave_no_slot_taken() {
+    let room = Room::new();
+    let _broker = room.broker();
+    let spy = Spy::new(&room.dir, 8);
+    let student = common::student(&room, 8, |o| (o.slot_count, o.prefetch) = (4, 3));
+    let view = spy.view();
+    let workers: Vec<_> = (0..3).map(|_| common::worker(&room, 8, 2)).collect();
+    std::thread::scope(|s| {
+        workers.iter().for_each(|w| drop(s.spawn(|| common::serve(w))));
+        for step in 0..3000u64 {
+            if step % 10 == 0 {
+                student.set_model(common::model(&step.to_string()), common::patience()).unwrap();
+            }
+            assert_eq!(common::next(&student).step, step);
+        }
+        student.rewind(student.cursor()).unwrap();
+        view.wait_until_clean(3);
+        workers.iter().for_each(|w| w.stop());
+    });
 }
 
 #[test]

@@ -71,10 +71,10 @@ impl Ask {
         Some(next.generation)
     }
 
-    /// The generation that is asked for, if one is.
-    pub fn gets(&self) -> Option<u64> {
+    /// The group and the generation that are asked for, if they are.
+    pub fn gets(&self) -> Option<(&str, u64)> {
         let Ask::GetModel { next, .. } = self else { return None };
-        Some(next.generation)
+        Some((&next.group, next.generation))
     }
 
     /// The group, generation and model that are known once this has ended so.

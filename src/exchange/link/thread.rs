@@ -1,6 +1,6 @@
 //! The link's thread: waits in one place for everything, reads what came, and passes it on.
 
-use super::calls::{Answer, Call};
+use super::calls::{Answer, Ask, Call};
 use super::registration::{GREETING_PATIENCE, JOINING_PATIENCE, Stage};
 use super::{Hello, Peer, Shared};
 use crate::base::{Error, Result, Status};
@@ -264,8 +264,7 @@ impl Thread {
     fn make_calls(&mut self, now: Instant) {
         let connected = matches!(self.stage, Stage::Joined { .. });
         for i in (0..self.calls.len()).rev() {
-            if let Some(model) = self.calls[i].ask.gets().and_then(|generation| self.models.get(&generation)) {
-                let known = Answer::Model(model.clone());
+            if let Some(known) = self.known(&self.calls[i].ask) {
                 self.calls.swap_remove(i).finish(Ok(known));
             } else if let Some(e) = self.calls[i].expired(connected, now) {
                 self.calls.swap_remove(i).finish(Err(e));
@@ -273,6 +272,17 @@ impl Thread {
                 self.make_call(i, now);
             }
         }
+    }
+
+    fn leads(&self, group: &str) -> bool {
+        matches!(&self.hello, Hello::Student { intro, .. } if intro.leads() && intro.group == group)
+    }
+
+    /// The answer to a question about what this leader has set itself.
+    fn known(&self, ask: &Ask) -> Option<Answer> {
+        let (group, generation) = ask.gets()?;
+        let model = self.models.get(&generation).filter(|_| self.leads(group))?;
+        Some(Answer::Model(model.clone()))
     }
 
     fn make_call(&mut self, i: usize, now: Instant) {
@@ -303,10 +313,8 @@ impl Thread {
         let Some(i) = self.calls.iter().position(|c| c.is_answered_by(message.correlation)) else { return };
         if let Some(result) = self.calls[i].answered(message, now) {
             let call = self.calls.swap_remove(i);
-            if let Hello::Student { intro, .. } = &self.hello
-                && intro.leads()
-                && let Some((group, generation, model)) = result.as_ref().ok().and_then(|answer| call.ask.learnt(answer))
-                && group == intro.group
+            if let Some((group, generation, model)) = result.as_ref().ok().and_then(|answer| call.ask.learnt(answer))
+                && self.leads(group)
             {
                 self.models.insert(generation, model);
                 while self.models.len() > MODELS_KEPT {

@@ -5,6 +5,7 @@
 //! | [`window`](self) `window.rs` | tickets in flight: opening, fencing, collecting, failing |
 //! | `deaths.rs` | how often a ticket's worker has died |
 //! | `held.rs` | samples that the trainer still looks at |
+//! | `inner.rs` | what all parts use, and the end |
 //! | `peer.rs` | what the broker tells a student |
 //! | `reaper.rs` | samples given back while a device still reads them |
 //! | `samples.rs` | references to samples: kept, read, given back |
@@ -14,6 +15,7 @@
 
 mod deaths;
 mod held;
+mod inner;
 mod options;
 mod peer;
 mod reaper;
@@ -30,7 +32,7 @@ pub use stats::StudentStats;
 
 use crate::base::metrics::{self, Noun};
 use crate::base::{Error, Result, Status};
-use crate::exchange::broker::{MODELS_KEPT, spawn_embedded};
+use crate::exchange::broker::spawn_embedded;
 use crate::exchange::link::{Hello, Link};
 use crate::exchange::message::{Model, StudentIntro, Uuid};
 use crate::exchange::spin::Spin;
@@ -38,18 +40,17 @@ use crate::medium::{Owned, Place};
 use crate::os::clock::{self, Nanos};
 use crate::os::event::Event;
 use crate::os::{futex, process};
-use crate::segment::bell;
 use crate::segment::group::GroupPage;
 use crate::segment::layout::Sizes;
 use crate::segment::region::Segment;
-use crate::segment::seat::SeatState;
 use deaths::Deaths;
 use held::Held;
+use inner::read_generation_last;
 use peer::StudentPeer;
 use reaper::Reaper;
 use seats::Seats;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 use sweeper::Sweeper;
@@ -60,8 +61,6 @@ const NO_MODEL_SLICE: Duration = Duration::from_millis(5);
 
 /// Generations that `set_model` passes over, at most, because leaders that died had begun them.
 const MOST_SKIPPED: u64 = 1000;
-/// How long a leader that starts again waits for one of its group's models.
-const MODEL_PATIENCE: Duration = Duration::from_millis(200);
 
 /// A sample as `next` delivers it. It comes with one reference: pass it to `release` when no view of it is left.
 #[derive(Clone, Copy, Debug)]
@@ -440,108 +439,4 @@ impl Drop for Student {
             KEPT.lock().unwrap_or_else(PoisonError::into_inner).push(self.inner.clone());
         }
     }
-}
-
-/// How long a student's device memory waits for workers to let go of it.
-const DETACH_PATIENCE: Duration = Duration::from_secs(2);
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        if self.medium.place() == Place::Host || process::fork_depth() != self.forks {
-            return;
-        }
-        // Freeing a device's memory while another process has it open is undefined.
-        let end = clock::after(DETACH_PATIENCE);
-        while let Some((_, worker)) = self
-            .seats
-            .snapshot()
-            .into_iter()
-            .find(|(seat, o)| self.segment.seats()[*seat as usize].state() == SeatState::Taken && !process::has_died(o.pidfd.as_fd()))
-        {
-            if clock::left(end).is_zero() {
-                tracing::warn!("{} still has this student's device memory open: it stays until this process ends", worker.label);
-                self.medium.keep();
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
-    }
-}
-
-impl Inner {
-    /// What others may have from here on: the lane, and the medium's name. Memory stays as long as it is looked at.
-    fn give_up(&self) {
-        if let Some(page) = self.group.get().filter(|_| self.owns_lane.swap(false, Ordering::AcqRel)) {
-            page.disown_lane(self.lane);
-        }
-        self.medium.unlink();
-    }
-
-    fn check(&self) -> Result<()> {
-        if process::fork_depth() != self.forks {
-            return Err(Error::new(Status::Forked, "this student was opened by the parent process: open one here instead"));
-        }
-        if self.closed.load(Ordering::Relaxed) {
-            return Err(Error::new(Status::Closed, "this student is closed"));
-        }
-        Ok(())
-    }
-
-    /// A leader that continues where another process stopped asks for its group's models: its link keeps what it hears, to tell the next broker.
-    fn remember_models(&self, link: &Link) {
-        let now = self.page().generation();
-        if !self.options.numbering.leads() || now == 0 {
-            return;
-        }
-        let ask = |generation| link.get_model(&self.group_name, generation, std::time::Instant::now() + MODEL_PATIENCE);
-        if let Err(e) = ask(now) {
-            return tracing::info!("the model of generation {now} is not known any more ({e}): set_model sets another one");
-        }
-        // Those before it, of which tickets may be under way. Where there is a newer one, the broker does not wait for what it lacks.
-        (now.saturating_sub(MODELS_KEPT as u64 - 1).max(1)..now).for_each(|generation| drop(ask(generation)));
-    }
-
-    fn check_input(&self, input: Option<&[u8]>) -> Result<()> {
-        let (given, need) = (input.map(<[u8]>::len), self.options.input.as_ref().map(|l| l.nbytes()));
-        if given == need {
-            return Ok(());
-        }
-        let shown = |n: Option<usize>| n.map_or("none".into(), |n| format!("one of {n} bytes"));
-        Err(Error::invalid(format!("a ticket was given {} as its input; this student's carry {}", shown(given), shown(need))))
-    }
-
-    fn page(&self) -> &GroupPage {
-        self.group.get().expect("set when the broker's JOINED arrived, before open returned")
-    }
-
-    fn window(&self) -> std::sync::MutexGuard<'_, Window> {
-        self.window.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Opens outstanding tickets anew if the generation was raised, unless a `next` is at it.
-    fn refresh(&self) {
-        if let Ok(mut window) = self.window.try_lock() {
-            window.refresh(self);
-        }
-    }
-
-    fn withdraw_all(&self) {
-        self.window().withdraw_all(self);
-    }
-
-    fn rewind(&self, step: u64) -> Result<()> {
-        self.window().rewind(self, step)
-    }
-
-    /// Wakes workers for `opened` new tickets. Call after the cells were opened.
-    fn ring_workers(&self, opened: u32) {
-        bell::opened();
-        self.seats.ring_idle(&self.segment, opened, &self.stats);
-    }
-}
-
-/// Orders a sample's loads before the last look at the generation.
-fn read_generation_last(page: &GroupPage) -> u64 {
-    fence(Ordering::SeqCst);
-    page.generation()
 }

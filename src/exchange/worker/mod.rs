@@ -3,7 +3,8 @@
 //! | file | what it does |
 //! |---|---|
 //! | `attachment.rs` | one student's segment and medium, seen from here |
-//! | `serve.rs` | which student's tickets come next; tasks in hand |
+//! | `serve.rs` | which student's tickets come next, and claiming them |
+//! | `tasks.rs` | tasks in hand: written, then published or given up |
 //! | `pending.rs` | samples that were committed before a device had finished them |
 //! | `models.rs` | models already fetched |
 //! | `keeper.rs` | the thread that proves this worker alive and watches students |
@@ -14,6 +15,7 @@ mod models;
 mod pending;
 mod serve;
 mod stats;
+mod tasks;
 
 pub use stats::WorkerStats;
 

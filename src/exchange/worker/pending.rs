@@ -13,7 +13,7 @@
 //! whatever its stream has queued behind it, and is not called at all once the context is lost, so that looking would be needed all the same.
 
 use super::Inner;
-use super::serve::InHand;
+use super::tasks::InHand;
 use crate::base::{Error, Result};
 use crate::medium::Mark;
 use crate::os::clock::{self, Nanos};

@@ -1,0 +1,312 @@
+//! Tasks in hand: written, and then published or given up.
+
+use super::Inner;
+use super::attachment::Attachment;
+use super::pending::Commit;
+use super::serve::Serve;
+use crate::base::{Error, Result, Status};
+use crate::medium::{Buffer, Mark, Place, Stream, Write};
+use crate::os::memory::AlignedBuf;
+use crate::os::{clock, futex};
+use crate::segment::cell::CellState;
+use crate::segment::payload::writing_bytes;
+use crate::segment::slot::{Content, SlotWord};
+use std::borrow::Cow;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// A task in hand, or committed and pending.
+pub struct InHand {
+    pub id: u64,
+    pub attachment: Arc<Attachment>,
+    pub cell: u32,
+    pub version: u64,
+    pub position: u64,
+    pub lane: u64,
+    pub step: u64,
+    pub slot: u32,
+    pub slot_word: SlotWord,
+    pub claimed_at: u64,
+    /// How many were claimed together: they share the time that they take.
+    pub together: u64,
+    /// For mediums whose slots have no address here: the sample is made here and brought to its slot at commit.
+    pub scratch: Option<Arc<Buffer>>,
+}
+
+impl InHand {
+    fn is_in_host_memory(&self) -> bool {
+        self.attachment.medium.place() == Place::Host
+    }
+
+    /// The sample as far as it is written; `None` if it is on a device, or the slot was taken away, since this process was declared dead.
+    pub fn sample(&mut self) -> Option<&mut [u8]> {
+        let bytes = self.attachment.layout.nbytes();
+        let start = match &self.scratch {
+            _ if !self.is_in_host_memory() => return None,
+            Some(scratch) => NonNull::new(scratch.start())?,
+            None => self.attachment.medium.slot(self.slot)?,
+        };
+        writing_bytes(&self.attachment.segment.slots()[self.slot as usize], self.slot_word, start, bytes)
+    }
+
+    /// Whether its ticket still waits for a sample.
+    fn is_wanted(&self) -> bool {
+        let word = self.attachment.segment.cells()[self.cell as usize].word();
+        word.version() == self.version && matches!(word.state(), CellState::Open | CellState::Claimed) && self.attachment.is_serving()
+    }
+
+    /// Says what is wrong with the sample that was written, or makes it whole.
+    fn finish(&mut self) -> Result<()> {
+        let layout = self.attachment.layout.clone();
+        if !layout.asks_something() {
+            return Ok(());
+        }
+        if self.is_in_host_memory() {
+            return self.sample().map_or(Ok(()), |sample| layout.finish(sample));
+        }
+        // Values on a device are looked at in a copy. Nothing else is to be done: such a layout has no ragged dimension.
+        let mut copy = AlignedBuf::new(layout.nbytes());
+        self.attachment.medium.read(self.slot, copy.bytes_mut())?;
+        layout.finish(copy.bytes_mut())
+    }
+}
+
+/// Tasks whose samples a device is still writing.
+struct Underway {
+    ids: Vec<u64>,
+    mark: Box<dyn Mark>,
+}
+
+impl Inner {
+    /// Brings samples to their slots. Not under the lock: a device may take its time. What is under way when this returns has a mark; it is waited for here where
+    /// the samples are to be looked at before anybody gets them.
+    fn settle(&self, done: &[(u64, usize)], stream: Stream) -> Result<Vec<Underway>> {
+        let mut parts: Vec<(Arc<Attachment>, u32, Option<Arc<Buffer>>, usize, u64)> = Vec::new();
+        let serve = self.serve();
+        for (id, length) in done {
+            let task = &serve.tasks[serve.index(*id)?];
+            if *length != task.attachment.layout.nbytes() {
+                // `commit` says so, once what is before it is published.
+                break;
+            }
+            if task.scratch.is_some() || !stream.is_none() || task.attachment.medium.place() != Place::Host {
+                parts.push((task.attachment.clone(), task.slot, task.scratch.clone(), *length, *id));
+            }
+        }
+        drop(serve);
+        let mut underway = Vec::new();
+        for group in parts.chunk_by(|a, b| Arc::ptr_eq(&a.0, &b.0)) {
+            let writes: Vec<_> =
+                group.iter().map(|(_, slot, scratch, len, _)| Write { slot: *slot, scratch: scratch.as_deref(), len: *len }).collect();
+            let attachment = &group[0].0;
+            match attachment.medium.settle(&writes, stream)? {
+                Some(mark) if attachment.layout.asks_something() => mark.wait()?,
+                Some(mark) => underway.push(Underway { ids: group.iter().map(|part| part.4).collect(), mark }),
+                None => {}
+            }
+        }
+        Ok(underway)
+    }
+
+    pub(super) fn hold(&self, id: u64) -> Result<Box<dyn Send>> {
+        let serve = self.serve();
+        let task = &serve.tasks[serve.index(id)?];
+        Ok(Box::new((task.attachment.clone(), task.scratch.clone())))
+    }
+
+    pub(super) fn write(&self, id: u64, data: &[u8]) -> Result<()> {
+        let mut serve = self.serve();
+        let index = serve.index(id)?;
+        let task = &mut serve.tasks[index];
+        let have = task.attachment.layout.nbytes();
+        if data.len() > have {
+            return Err(Error::invalid(format!("task {id}: {} bytes do not fit into a sample of {have}", data.len())));
+        }
+        if let Some(Buffer::Host(bytes)) = task.scratch.as_mut().and_then(Arc::get_mut) {
+            bytes.bytes_mut()[..data.len()].copy_from_slice(data);
+            return Ok(());
+        }
+        let (attachment, slot, scratch) = (task.attachment.clone(), task.slot, task.scratch.clone());
+        drop(serve);
+        match scratch.as_deref() {
+            Some(Buffer::Cuda(block)) => block.write(data),
+            Some(Buffer::Host(_)) => Err(Error::new(Status::InUse, format!("task {id} is being committed by another thread"))),
+            None => attachment.medium.write(slot, data),
+        }
+    }
+
+    pub(super) fn commit(&self, done: &[(u64, usize)], stream: Stream) -> Result<u32> {
+        self.publish_finished();
+        // What lies in host memory is made whole before it is brought to its slot; what is on a device is looked at once it is complete.
+        let mut refused = None;
+        let done = self.refuse(done, true, &mut refused);
+        let underway = self.settle(&done, stream)?;
+        let done = self.refuse(&done, false, &mut refused);
+        let mut later = Vec::new();
+        let wanted = self.publish_or_keep(&done, underway, &mut later);
+        // Without the tasks' lock, which is taken after the pending ones', not before.
+        later.into_iter().for_each(|commit| self.defer(commit));
+        let wanted = wanted?;
+        refused.map_or(Ok(wanted), |text| Err(Error::new(Status::TaskFailed, text)))
+    }
+
+    /// Publishes what is complete; what is under way goes to `later`. How many are wanted: still, or so far.
+    fn publish_or_keep(&self, done: &[(u64, usize)], underway: Vec<Underway>, later: &mut Vec<Commit>) -> Result<u32> {
+        let mut serve = self.serve();
+        let mut wanted = 0;
+        let mut kept = Vec::new();
+        for Underway { ids, mark } in underway {
+            let mut tasks = Vec::with_capacity(ids.len());
+            for id in &ids {
+                let index = serve.index(*id)?;
+                tasks.push(serve.tasks.swap_remove(index));
+            }
+            wanted += tasks.iter().filter(|t| t.is_wanted()).count() as u32;
+            later.push(Commit { tasks, mark });
+            kept.extend(ids);
+        }
+        for (id, length) in done.iter().filter(|(id, _)| !kept.contains(id)) {
+            let index = serve.index(*id)?;
+            let bytes = serve.tasks[index].attachment.layout.nbytes();
+            if *length != bytes {
+                return Err(Error::invalid(format!("task {id}: {length} bytes were committed and a sample has {bytes}")));
+            }
+            let task = serve.tasks.swap_remove(index);
+            wanted += u32::from(self.publish_sample(&mut serve, task));
+        }
+        serve.account(self, done.len(), clock::now() as u64);
+        Ok(wanted)
+    }
+
+    fn publish_sample(&self, serve: &mut Serve, task: InHand) -> bool {
+        let length = task.attachment.layout.nbytes();
+        let won = serve.publish(task, length, false, clock::now() as u64);
+        let counter = if won { &self.stats.made } else { &self.stats.lost };
+        counter.fetch_add(1, Ordering::Relaxed);
+        won
+    }
+
+    /// Publishes what was committed before its device had finished it; with `failure`, what became of it instead.
+    pub(super) fn publish_late(&self, tasks: Vec<InHand>, failure: Option<&str>) {
+        let mut serve = self.serve();
+        for task in tasks {
+            match failure {
+                None => _ = self.publish_sample(&mut serve, task),
+                Some(text) => {
+                    tracing::error!("task (lane {}, step {}), which was committed: {text}", task.lane, task.step);
+                    self.publish_failure(&mut serve, task, text);
+                }
+            }
+        }
+    }
+
+    /// Fails the tasks whose samples are not what their layouts ask for, of those in host memory or of the others; the rest. The first reason goes to `first`.
+    fn refuse<'a>(&self, done: &'a [(u64, usize)], in_host_memory: bool, first: &mut Option<String>) -> Cow<'a, [(u64, usize)]> {
+        let mut serve = self.serve();
+        let is_asked = |task: &InHand| task.attachment.layout.asks_something() && task.is_in_host_memory() == in_host_memory;
+        if !done.iter().any(|(id, _)| serve.index(*id).is_ok_and(|i| is_asked(&serve.tasks[i]))) {
+            return Cow::Borrowed(done);
+        }
+        let mut rest = Vec::with_capacity(done.len());
+        for (at, (id, length)) in done.iter().enumerate() {
+            let index = serve.index(*id).ok().filter(|i| serve.tasks[*i].attachment.layout.nbytes() == *length);
+            let Some(index) = index else {
+                // `commit` says what is wrong with it; it and what is behind it stay in hand.
+                rest.extend(&done[at..]);
+                break;
+            };
+            let task = &mut serve.tasks[index];
+            match if is_asked(task) { task.finish() } else { Ok(()) } {
+                Ok(()) => rest.push((*id, *length)),
+                Err(e) => {
+                    let text = format!("the sample was refused: {}", e.message);
+                    tracing::warn!("task (lane {}, step {}): {text}", task.lane, task.step);
+                    let task = serve.tasks.swap_remove(index);
+                    self.publish_failure(&mut serve, task, &text);
+                    self.stats.refused.fetch_add(1, Ordering::Relaxed);
+                    first.get_or_insert(text);
+                }
+            }
+        }
+        Cow::Owned(rest)
+    }
+
+    pub(super) fn set_length(&self, id: u64, dimension: &str, length: u64) -> Result<()> {
+        let mut serve = self.serve();
+        let index = serve.index(id)?;
+        let task = &mut serve.tasks[index];
+        let layout = task.attachment.layout.clone();
+        match task.sample() {
+            Some(sample) => layout.set_length(sample, dimension, length),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn fail(&self, id: u64, text: &str) -> Result<()> {
+        let serve = self.serve();
+        let attachment = serve.tasks[serve.index(id)?].attachment.clone();
+        drop(serve);
+        // What the generator has queued before it failed must not reach the slot once it is another's.
+        let _ = attachment.medium.quiesce().inspect_err(|e| tracing::error!("{e}"));
+        let mut serve = self.serve();
+        let index = serve.index(id)?;
+        let task = serve.tasks.swap_remove(index);
+        self.publish_failure(&mut serve, task, text);
+        Ok(())
+    }
+
+    fn publish_failure(&self, serve: &mut Serve, task: InHand, text: &str) {
+        let length = task.attachment.segment.write_text(task.slot, text);
+        serve.publish(task, length, true, clock::now() as u64);
+        self.stats.failed.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Serve {
+    fn index(&self, id: u64) -> Result<usize> {
+        self.tasks
+            .iter()
+            .position(|t| t.id == id)
+            .ok_or_else(|| Error::invalid(format!("task {id} is not in hand: it was committed or failed before")))
+    }
+
+    /// Makes the sample or the error text of a task, which is in hand no more, visible; true if it was still wanted.
+    fn publish(&mut self, task: InHand, length: usize, failed: bool, now: u64) -> bool {
+        let segment = &task.attachment.segment;
+        let made_in = now.saturating_sub(task.claimed_at);
+        let content =
+            Content { cell: task.cell, version: task.version, length: length as u64, failed, beside: task.attachment.medium.is_beside(), made_in };
+        let slot = &segment.slots()[task.slot as usize];
+        let won = slot.ready(task.slot_word, &content).is_some_and(|ready| {
+            let won = segment.cells()[task.cell as usize].publish(task.version, task.attachment.seat, task.slot);
+            if !won {
+                slot.free(ready);
+            }
+            won
+        });
+        // What was made for a student that has died meanwhile is made in vain, too.
+        let won = won && task.attachment.is_serving();
+        task.attachment.place().count(won);
+        let hot = segment.hot();
+        if won && hot.bell.must_ring(task.position) {
+            futex::ring(&hot.bell.word);
+        }
+        if let Some(client) = self.clients.iter_mut().find(|c| Arc::ptr_eq(&c.attachment, &task.attachment)) {
+            client.served += (made_in / task.together).max(1);
+            client.scratch.extend(task.scratch.and_then(Arc::into_inner));
+        }
+        won
+    }
+
+    fn account(&mut self, inner: &Inner, tasks: usize, now: u64) {
+        if tasks == 0 {
+            return;
+        }
+        inner.stats.batches.fetch_add(1, Ordering::Relaxed);
+        let began = inner.stats.last_take.load(Ordering::Relaxed);
+        let took = now.saturating_sub(began);
+        inner.stats.batch_ns.store(took, Ordering::Relaxed);
+        inner.models.note_batch(took);
+    }
+}
