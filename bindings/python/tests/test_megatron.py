@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import wait_until
 from ranks import memory_of, preload, run_ranks
 
 from laneway import Loader
@@ -21,9 +22,16 @@ preload("laneway.integrations.megatron", "megatron.core.models.gpt.gpt_model")
 EACH = 2  # steps of a stage
 
 
-def start(ranks: int, global_batch: int = 8, micro_batch: int = 1, **parallel: int) -> None:
-    """What a program that uses Megatron Core does first, and what lets it run on a CPU. ``ranks``: of data parallelism."""
+def on_cpu() -> None:
+    """Lets Megatron Core run where there is no GPU."""
     torch.cuda.current_device, torch.cuda.synchronize = lambda: torch.device("cpu"), lambda *_: None
+    zeros = torch.zeros
+    torch.zeros = lambda *sizes, device=None, **settings: zeros(*sizes, device=None if device == "cuda" else device, **settings)
+
+
+def start(ranks: int, global_batch: int = 8, micro_batch: int = 1, **parallel: int) -> None:
+    """What a program that uses Megatron Core does first. ``ranks``: of data parallelism."""
+    on_cpu()
     from megatron.core import num_microbatches_calculator, parallel_state
 
     parallel_state.initialize_model_parallel(create_gloo_process_groups=True, **parallel)
@@ -126,12 +134,19 @@ def peer(rank: int, ranks: int, recipe: str, node: str, folder: str) -> dict[str
     """One of four: two stages of a pipeline, each with two halves of the context, of one data-parallel rank."""
     from megatron.core import dist_checkpointing, num_microbatches_calculator, parallel_state
 
+    from laneway.integrations import _common
     from laneway.integrations.megatron import DataIterator
 
     start(1, pipeline_model_parallel_size=2, context_parallel_size=2)
     os.environ["LANEWAY_DIR"] = node
+    begun = Path(node, "begun")
+    if rank == 3:  # comes when others have begun to read, who must not have gone on without it
+        connect = _common.NodeLoader
+        _common.NodeLoader = lambda *given, **options: (wait_until(begun.exists, "the first batches"), connect(*given, **options))[1]
     data = DataIterator(recipe, server="peers", start=True)
-    taken = [next(data)["tokens"] for _ in range(3 * num_microbatches_calculator.get_num_microbatches())]
+    taken = [next(data)["tokens"] for _ in range(3)]
+    begun.touch()
+    taken += [next(data)["tokens"] for _ in range(3 * num_microbatches_calculator.get_num_microbatches() - 3)]
     os.makedirs(folder, exist_ok=True)
     state = {"data": data.sharded_state_dict()}
     dist_checkpointing.save(state, folder)  # which would refuse lanes that nobody writes, or that two do
