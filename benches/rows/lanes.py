@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from harness.cargo import NotBuilt, bench
 from harness.corpus import Corpus, corpus
@@ -43,7 +44,7 @@ def _pipeline(plan: Plan, text: Corpus, folder: Path, program: Path | NotBuilt) 
     plan.begin(title)
     recipe = text.recipe(folder, text.folder / "text")
     common = {"data": text.folder / "text", "tokenizer": text.tokenizer}
-    slow = {"window": {"samples": BURST if plan.seconds >= 0.1 else BURST // 128}, "rounds": 3}
+    slow = _slow(plan)
     results = plan.interleave([
         Peer(OURS, "lanes_laneway", {"recipe": recipe}),
         native(ENGINE, program, "engine", text.tokenizer, *text.files),
@@ -67,21 +68,34 @@ def _pipeline(plan: Plan, text: Corpus, folder: Path, program: Path | NotBuilt) 
 
 
 def _kinds(plan: Plan, text: Corpus, folder: Path, program: Path | NotBuilt) -> Row:
-    title = "lanes: the same by kind of text, from Rust: the faster the engine encodes, the more everything beside it counts"
+    title = "lanes: the same by kind of text: the faster the engine encodes, the more everything beside it counts"
     plan.begin(title)
     row = Row(title)
     for file in text.files:
-        kind = folder / file.stem
-        kind.mkdir()
-        alone, whole = f"{file.stem}, engine alone", f"{file.stem}, loader"
-        peers = [native(alone, program, "engine", text.tokenizer, file), native(whole, program, "loader", text.recipe(kind, file), 1, 8)]
-        results = plan.interleave(peers)
-        row.lines += lines(results)
+        (data := folder / file.stem / "text").mkdir(parents=True)
+        (data / file.name).symlink_to(file)
+        recipe = text.recipe(data.parent, data)
+        alone, rust, ours, grain = (f"{file.stem}, {peer}" for peer in ("engine alone, from Rust", "loader, from Rust", "loader, from Python", GRAIN))
+        results = plan.interleave([
+            native(alone, program, "engine", text.tokenizer, file),
+            native(rust, program, "loader", recipe, 1, 8),
+            Peer(ours, "lanes_laneway", {"recipe": recipe}),
+            Peer(grain, "lanes_grain", {"data": data, "tokenizer": text.tokenizer}, **_slow(plan)),
+        ])  # fmt: skip
+        here = lines(results)
         row.raw |= raw(results)
-        share = times(results, alone, whole, "cpus")
-        if share is not None:
-            row.lines[-1].figures["of the engine"] = share
+        for line in here:
+            if line.title in (rust, ours) and (share := times(results, alone, line.title, "cpus")) is not None:
+                line.figures["of the engine"] = share
+            if line.title == grain and (more := times(results, grain, ours, "cpus")) is not None:
+                line.figures["from Python is"] = more
+        row.lines += here
     return row
+
+
+def _slow(plan: Plan) -> dict[str, Any]:
+    """How peers are measured whose rows come in buffers full."""
+    return {"window": {"samples": BURST if plan.seconds >= 0.1 else BURST // 128}, "rounds": 3}
 
 
 def _threads(plan: Plan, text: Corpus, folder: Path, program: Path | NotBuilt) -> Row:

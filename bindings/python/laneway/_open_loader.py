@@ -17,7 +17,7 @@ import numpy as np
 from . import _native, _structs
 from ._functions import Function
 from ._operators import Operator
-from ._process import LOADERS, at_exit
+from ._process import LOADERS, at_exit, forks
 from .batch import Batch, _Native
 from .errors import Forked, Status
 from .generate import GenerateOptions, rows_only
@@ -55,7 +55,7 @@ class OpenLoader:
         operators: list[Operator],
         progress: ProgressFn | bool | str | None,
     ) -> None:
-        self.pid = os.getpid()
+        self.pid, self._forks = os.getpid(), forks()
         self._watch = _Watch(progress)
         # What the library calls must live as long as it may call, and must not keep this object.
         self._progress = _structs.Progress(self._watch.tell)
@@ -90,9 +90,9 @@ class OpenLoader:
             _ = self.steps  # which takes as long as it takes, and can be interrupted
         out = c_void_p()
         while True:
-            now = _native.monotonic_ns()
-            status = self._next(self._handle, min(now + _native.SLICE_NS, deadline), ctypes.byref(out))
-            if status == Status.OK:
+            slice_end = _native.monotonic_ns() + _native.SLICE_NS
+            status = self._next(self._handle, slice_end if slice_end < deadline else deadline, ctypes.byref(out))
+            if not status:  # Status.OK
                 return out.value
             if status != Status.INTERRUPTED and (status != Status.TIMEOUT or _native.monotonic_ns() >= deadline):
                 raise self._error(status)
@@ -179,11 +179,11 @@ class OpenLoader:
         if self.pid == os.getpid():
             self._lib.lw_loader_close(self._handle)
 
-    def check_process(self, getpid: Callable[[], int] = os.getpid) -> None:
+    def check_process(self) -> None:
         """A Forked error in a child of the process that opened it."""
-        if self.pid != getpid():
+        if self._forks != forks():
             raise Forked(
-                f"this loader was opened by process {self.pid}, and this is its forked child {getpid()}: make a Loader here, or fork before its first use"
+                f"this loader was opened by process {self.pid}, and this is its forked child {os.getpid()}: make a Loader here, or fork before its first use"
             )
 
     def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:

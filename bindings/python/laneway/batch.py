@@ -5,14 +5,15 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from ctypes import c_size_t, c_void_p
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from ctypes import byref, c_size_t, c_void_p
 from typing import Any, Literal
 
 import numpy as np
 
 from . import _dtypes, _native, _structs
+from ._process import forks
 from .errors import Unsupported
 
 TENSORS = ("input_ids", "labels", "positions", "segment_ids", "loss_mask", "cu_seqlens")
@@ -24,7 +25,16 @@ SEGMENT = np.dtype([(name, "<u8" if name == "document" else "<u4") for name, _ i
 ROW = np.dtype([(name, "<u8" if name in ("number", "position") else "<u4") for name, _ in _structs.Row._fields_])
 """What is known of a row: an element of :attr:`Batch.rows`."""
 
-_NAMES = {number: name for name, number in _dtypes.NUMBERS.items()}
+# A batch is taken and looked at thousands of times a second: structures are read in one go, not field by field, and what is the same for all is made once.
+_INFO = struct.Struct("@8Qq")
+"""``lw_batch_info``"""
+
+_TENSOR = struct.Struct("@3PQ4i")
+"""``lw_tensor``"""
+
+_STORAGE = {number: _dtypes.storage_dtype(name) for name, number in _dtypes.NUMBERS.items()}
+_ENCODED = {name: name.encode() for name in TENSORS}
+_NOTHING: Mapping[str, str] = {}
 
 
 class Batch:
@@ -57,11 +67,19 @@ class Batch:
         self._source, self._as_torch, self._context = source, as_torch, context
         self._tensors: dict[str, Any] = {}
         self.emit_positions = True
-        info = source.info
         self.taught: tuple[str, ...] = tuple(source.taught)
-        self.step, self.microbatch, self.microbatches = info["step"], info["microbatch"], info["microbatches"]
-        self.num_rows, self.row_length = info["rows"], info["row_length"]
-        self.num_tokens, self.num_valid_tokens, self.max_seqlen = info["num_tokens"], info["num_valid_tokens"], info["max_seqlen"]
+        self.step: int
+        self.microbatch: int
+        self.microbatches: int
+        self.num_rows: int
+        self.row_length: int
+        self.num_tokens: int
+        self.num_valid_tokens: int
+        self.max_seqlen: int
+        (
+            self.step, self.microbatch, self.microbatches, self.num_rows, self.row_length, _,
+            self.num_tokens, self.num_valid_tokens, self.max_seqlen,
+        ) = source.info  # fmt: skip
 
     def numpy(self, name: str) -> np.ndarray:
         """The tensor of that name as a NumPy array that shares the batch's memory, whatever ``framework`` is; not to be written."""
@@ -71,11 +89,13 @@ class Batch:
 
     def __getitem__(self, name: str) -> Any:
         if (tensor := self._tensors.get(name)) is None:
-            array = self.numpy(name)
+            tensor = self.numpy(name)
             if not self._as_torch:
-                array = array.view()
-                array.flags.writeable = False
-            tensor = self._tensors[name] = _dtypes.viewer(self._source.taught.get(name, str(array.dtype)), self._as_torch)(array)
+                tensor = tensor.view()
+                tensor.flags.writeable = False
+            if self._as_torch or name in self.taught:
+                tensor = _dtypes.viewer(self._source.taught.get(name) or str(tensor.dtype), self._as_torch)(tensor)
+            self._tensors[name] = tensor
         return tensor
 
     @property
@@ -227,17 +247,10 @@ def global_hash(hashes: Iterable[Any] | np.ndarray) -> int:
     return _native.lib().lw_batch_global_hash(flat.ctypes.data, len(flat))  # type: ignore[no-any-return]
 
 
-class _View:
-    """Memory of a batch as an array to be, which keeps the batch. NumPy keeps this object as the array's base."""
-
-    def __init__(self, owner: _Native, tensor: _structs.Tensor) -> None:
-        self.owner = owner
-        self.__array_interface__ = {
-            "data": (tensor.data or 0, False),
-            "shape": tuple(tensor.shape[: tensor.ndim]),
-            "typestr": _dtypes.storage_dtype(_NAMES[tensor.dtype]).str,
-            "version": 3,
-        }
+@functools.lru_cache(64)
+def _memory(size: int) -> Any:
+    """The ctypes type of so many bytes. ctypes forgets the types of arrays that are gone, and making one takes longer than all else here."""
+    return type(f"memory_{size}", (ctypes.c_char * size,), {"owner": None})
 
 
 def _dtypes_of(layout: int) -> dict[str, str]:
@@ -248,20 +261,29 @@ def _dtypes_of(layout: int) -> dict[str, str]:
 class _Native:
     """One reference to an ``lw_batch``."""
 
+    __slots__ = ("forks", "handle", "info", "release", "taught")
+
     def __init__(self, handle: int) -> None:
-        self.handle, self.pid = handle, os.getpid()
         lib = _native.lib()
         self.release = lib.lw_batch_release
+        self.handle, self.forks = handle, forks()
         info = _structs.BatchInfo()
-        _native.check(lib.lw_batch_describe(handle, ctypes.byref(info)))
-        self.info = {name: getattr(info, name) for name, _ in info._fields_}
+        _native.check(lib.lw_batch_describe(handle, byref(info)))
+        self.info: Sequence[int] = _INFO.unpack(info)
         layout = lib.lw_batch_layout(handle)
-        self.taught = {} if layout is None else _dtypes_of(layout)
+        self.taught = _NOTHING if layout is None else _dtypes_of(layout)
 
     def array(self, name: str) -> np.ndarray:
         tensor = _structs.Tensor()
-        _native.check(_native.lib().lw_batch_tensor(self.handle, name.encode(), ctypes.byref(tensor)))
-        return np.asarray(_View(self, tensor))
+        _native.check(_native.lib().lw_batch_tensor(self.handle, _ENCODED.get(name) or name.encode(), byref(tensor)))
+        data, _, _, size, ndim, dtype, _, _ = _TENSOR.unpack(tensor)
+        shape = tensor.shape[:ndim]
+        if size == 0:
+            return np.empty(shape, _STORAGE[dtype])
+        # NumPy keeps it as the array's base, and it keeps the batch.
+        memory = _memory(size).from_address(data)
+        memory.owner = self
+        return np.ndarray(shape, _STORAGE[dtype], memory)
 
     def records(self, what: str) -> np.ndarray:
         """What a function of the form ``f(batch, items, capacity, &count)`` writes."""
@@ -277,16 +299,16 @@ class _Native:
         _native.check(function(self.handle, c_void_p(records.ctypes.data), count.value, ctypes.byref(count)))
         return records
 
-    def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:
+    def __del__(self, forks: Callable[[], int] = forks) -> None:
         # A forked child's copy is the parent's business.
-        if getattr(self, "release", None) is not None and self.pid == getpid():
+        if self.forks == forks():
             self.release(self.handle)
 
 
 class _Copied:
     """What a batch holds, as arrays of its own: how it crosses processes."""
 
-    def __init__(self, info: dict[str, int], taught: dict[str, str], arrays: dict[str, np.ndarray]) -> None:
+    def __init__(self, info: Sequence[int], taught: Mapping[str, str], arrays: dict[str, np.ndarray]) -> None:
         self.info, self.taught, self.arrays = info, taught, arrays
 
     @classmethod
