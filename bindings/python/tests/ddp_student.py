@@ -48,7 +48,8 @@ for i in range(BATCHES):
 with open(os.path.join(sys.argv[1], f"rank{rank}.json"), "w") as file:
     json.dump(report, file)
 client.close()
-# torch's own threads may still be letting go of the last sums, for which they need Python: a rank whose interpreter ends meanwhile is aborted.
-del model
 dist.barrier()
+# torch's threads may still be letting go of the last sums, for which they need Python: a rank whose interpreter ends meanwhile is aborted. They end with
+# the process group, if nothing holds it.
+del model
 dist.destroy_process_group()

@@ -135,6 +135,15 @@ def test_a_checkpoint_without_the_loaders_state_or_with_some_of_it_is_refused(re
         trainer(recipe, tmp_path).train(resume_from_checkpoint=str(checkpoint))
 
 
+def test_a_save_on_other_ranks_replaces_what_an_earlier_one_left_there(recipe: Path, tmp_path: Path) -> None:
+    from laneway.integrations._common import read_states, save_state
+
+    for ranks in (4, 2):
+        for rank in reversed(range(ranks)):
+            save_state(tmp_path, Loader(recipe, rank, ranks))
+        assert len(read_states(tmp_path)) == ranks
+
+
 def test_a_global_batch_that_is_a_schedule_is_refused(recipe: Path) -> None:
     from laneway.integrations._common import check_trainer
 

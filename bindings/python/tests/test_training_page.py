@@ -19,16 +19,22 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "training.md"
 PROGRAMS = dict(re.findall(r"^## ([^\n]+)\n\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL | re.MULTILINE))
 
 
-def run(program: str, folder: Path, *launcher: str) -> str:
-    """Runs one of them in a folder; what it said."""
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+
+
+def under_torchrun(program: str, folder: Path) -> str:
+    """Runs one of them on two ranks in a folder; what they said."""
     (folder / "program.py").write_text(PROGRAMS[program])
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run([sys.executable, *launcher, "program.py"], cwd=folder, env=env, capture_output=True, text=True, timeout=500)
+    done = subprocess.run([sys.executable, *TORCHRUN, "program.py"], cwd=folder, env=env, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+def in_rank(rank: int, ranks: int, program: str, folder: str) -> None:
+    """Runs one of them that takes the process group which is there."""
+    os.chdir(folder)
+    exec(program, {"__name__": "__main__"})
 
 
 @pytest.fixture
@@ -44,19 +50,19 @@ def test_the_page_has_a_program_for_each_trainer() -> None:
 
 
 def test_a_loop_of_ones_own(here: Path) -> None:
-    said = run("A loop of one's own", here, *TORCHRUN)
+    said = under_torchrun("A loop of one's own", here)
     assert all(f"rank {rank} of 2 goes on with step 10" in said for rank in (0, 1))
 
 
-def test_hugging_face(here: Path) -> None:
+def test_hugging_face(here: Path, tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
-    run("Hugging Face", here, *TORCHRUN)
+    run_ranks(in_rank, 2, tmp_path / "ranks", PROGRAMS["Hugging Face"], str(here))
     assert sorted(path.name for path in (here / "out" / "checkpoint-4").glob("laneway-*")) == ["laneway-0-of-2.json", "laneway-1-of-2.json"]
 
 
-def test_lightning(here: Path) -> None:
+def test_lightning(here: Path, tmp_path: Path) -> None:
     pytest.importorskip("pytorch_lightning", reason="pytorch_lightning is not installed")
-    run("Lightning", here)
+    run_ranks(in_rank, 2, tmp_path / "ranks", PROGRAMS["Lightning"], str(here))
     import torch
 
     state = torch.load(here / "last.ckpt", weights_only=False)["LanewayDataModule"]

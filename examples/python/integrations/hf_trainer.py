@@ -66,6 +66,7 @@ def main() -> None:
     print(f"rank {trainer.loader.rank}: the loader is at step {trainer.loader.step}")
     if dist.is_initialized():
         dist.barrier()  # none leaves while another still talks to it
+        del trainer  # whose model holds the process group
         dist.destroy_process_group()
 
 
