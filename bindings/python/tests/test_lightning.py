@@ -123,7 +123,7 @@ def test_validation_on_the_way_leaves_the_place_alone(recipe: Path, tmp_path: Pa
     trainer.save_checkpoint(tmp_path / "after.ckpt")
     assert len(validated) >= 4
     loader = Loader(recipe)
-    loader.load_state_dict(torch.load(tmp_path / "after.ckpt", weights_only=False)["Data"])
+    loader.load_state_dict(torch.load(tmp_path / "after.ckpt", weights_only=False)[Data.__qualname__])
     assert loader.step == 3
 
 
