@@ -21,7 +21,7 @@ venv:
 build:
 	@cargo build --release --locked --quiet
 
-demo: setup ## distil a language model and kill a worker on the way; resume a training run on other numbers of ranks
+demo: setup ## distil a language model and kill a worker on the way; the same as one recipe, with the same batches whoever works; resume a training run on other numbers of ranks
 	@$(PYTHON) examples/demo.py
 
 test: setup ## every test; SUITES="c python" runs some of them (scripts/run_tests.py has the list)

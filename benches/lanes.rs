@@ -8,6 +8,7 @@
 //! | `save RECIPE STEP FILE` | goes to a step by token counts, and saves |
 //! | `resume RECIPE FILE` | from that state to the next batch |
 //! | `reads RECIPE RANK RANKS STEPS` | bytes that a rank reads, and those of the lines that it uses; JSONL only |
+//! | `rank RECIPE RANK RANKS STEPS` | what a rank's steps cost, in CPU and in bytes read |
 //! | `index RECIPE` | opens the datasets, whose indexes are gone |
 //!
 //! `engine` and `loader` obey lines of JSON as the Python peers do (benches/harness/serve.py), counting tokens; the others print one line.
@@ -183,6 +184,19 @@ fn reads(recipe: &str, rank: u32, ranks: u32, steps: u64) -> Value {
     json!({"bytes_read": read, "bytes_used": bytes, "documents": used.len(), "rows": rows, "groups": set.groups().len()})
 }
 
+fn rank(recipe: &str, rank: u32, ranks: u32, steps: u64) -> Value {
+    let recipe = Recipe::load(recipe.as_ref()).unwrap_or_else(|e| panic!("{e}"));
+    let options = Options { rank, ranks, threads: 1, ..Options::default() };
+    let mut loader = Loader::open(recipe, options, &[]).unwrap_or_else(|e| panic!("{e}"));
+    let opened = cpu();
+    let mut tokens = 0;
+    while loader.step() < steps {
+        tokens += take(&mut loader);
+    }
+    let read = loader.stats().unwrap_or_else(|e| panic!("{e}")).bytes_read;
+    json!({"open_cpu_s": opened, "cpu_s": cpu() - opened, "bytes_read": read, "tokens": tokens})
+}
+
 fn index(recipe: &str) -> Value {
     let recipe = Recipe::load(recipe.as_ref()).unwrap_or_else(|e| panic!("{e}"));
     let options = laneway::data::OpenOptions { threads: 1, ..Default::default() };
@@ -212,11 +226,14 @@ fn main() {
         ["save", recipe, step, file] => println!("{}", save(recipe, number(step) as u64, file.as_ref())),
         ["resume", recipe, file] => println!("{}", resume(recipe, file.as_ref())),
         ["reads", recipe, rank, ranks, steps] => println!("{}", reads(recipe, number(rank) as u32, number(ranks) as u32, number(steps) as u64)),
+        ["rank", recipe, which, ranks, steps] => {
+            println!("{}", rank(recipe, number(which) as u32, number(ranks) as u32, number(steps) as u64));
+        }
         ["index", recipe] => println!("{}", index(recipe)),
         // `cargo bench` without arguments.
         [] => println!("run by benches/run.py; the modes are listed in benches/lanes.rs"),
         _ => {
-            eprintln!("usage: lanes engine|loader|pace|save|resume|reads|index …; benches/lanes.rs says what each takes");
+            eprintln!("usage: lanes engine|loader|pace|save|resume|reads|rank|index …; benches/lanes.rs says what each takes");
             std::process::exit(2);
         }
     }

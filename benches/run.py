@@ -5,7 +5,7 @@ python benches/run.py                    everything, in about ten minutes
 python benches/run.py --only throughput round_trip
 python benches/run.py --quick            a tenth of the time, to see that it works; its figures are not worth quoting
 
-Prints a table; writes benches/results/<time>.json (every window of every peer) and .svg. Aims that are missed are told, not punished: it exits with 0.
+Prints a table; writes benches/results/<time>.json (every window of every peer), and pictures beside it. Aims that are missed are told, not punished: it exits with 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from harness.machine import describe, pin  # noqa: E402
 from harness.plan import Plan  # noqa: E402
 from harness.report import Row  # noqa: E402
 
-ROWS = ("throughput", "round_trip", "in_place", "scaling", "counters", "native", "generate", "lanes", "lanes_state", "lanes_reading")
+ROWS = ("throughput", "round_trip", "in_place", "scaling", "counters", "native", "generate", "lanes", "lanes_state", "lanes_reading", "lanes_ranks")
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.4, help="length of a window (0.4)")
     parser.add_argument("--cores", type=int, nargs=2, help="the two cores to be pinned to (the first two that are allowed)")
     parser.add_argument("--quick", action="store_true", help="two windows of 0.1 s")
-    parser.add_argument("--results", type=Path, default=BENCHES / "results", help="where the JSON and the picture go")
+    parser.add_argument("--results", type=Path, default=BENCHES / "results", help="where the JSON and the pictures go")
     options = parser.parse_args()
 
     machine = {**describe(), "cores_used": pin(options.cores)}
@@ -53,8 +53,8 @@ def main() -> None:
 
 
 def write(rows: list[Row], machine: dict, plan: Plan, folder: Path) -> None:
-    """The JSON, the picture, and a last line that says where they are."""
-    from harness.picture import throughput
+    """The JSON, the pictures, and a last line that says where they are."""
+    from harness.picture import lanes, throughput
 
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / time.strftime("%Y%m%d-%H%M%S")
@@ -63,9 +63,10 @@ def write(rows: list[Row], machine: dict, plan: Plan, folder: Path) -> None:
     }  # fmt: skip
     files = [stem.with_suffix(".json")]
     files[0].write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
-    if picture := throughput(rows):
-        files.append(stem.with_suffix(".svg"))
-        files[1].write_text(picture)
+    for suffix, picture in ((".svg", throughput(rows)), ("-lanes.svg", lanes(rows))):
+        if picture is not None:
+            files.append(stem.with_name(stem.name + suffix))
+            files[-1].write_text(picture)
     aims = [aim for row in rows for aim in row.aims]
     met, missed = sum(a.met is True for a in aims), sum(a.met is False for a in aims)
     took = time.monotonic() - plan.start

@@ -160,6 +160,68 @@ static void batches_have_what_teachers_made_of_their_rows(void) {
   lw_broker_free(broker);
 }
 
+#define RAGGED \
+  "[generate]\nmodel_id = \"m\"\nlayout = [{ name = \"answer\", shape = [\"said<=5\", 2], dtype = \"int32\" }]\npad_to = \"max\"\n"
+
+/* Answers row `step` of each lane with that many pairs, modulo 6, of the number. */
+static void *answer(void *argument) {
+  lw_worker *worker = open_worker((const lw_layout *)argument, 4);
+  while (!atomic_load(&stopping)) {
+    lw_task tasks[4];
+    size_t count = 0;
+    const lw_status status = lw_worker_take(worker, seconds(0.02), tasks, 4, &count);
+    if (status == LW_TIMEOUT) continue;
+    OK(status);
+    for (size_t i = 0; i < count; i++) {
+      lw_tensor view;
+      OK(lw_worker_set_length(worker, &tasks[i], "said", tasks[i].step % 6));
+      OK(lw_worker_tensor(worker, &tasks[i], 0, &view));
+      CHECK(view.shape[0] == (int64_t)(tasks[i].step % 6) && view.shape[1] == 2);
+      for (size_t n = 0; n < view.nbytes / 4; n++) ((int32_t *)view.data)[n] = (int32_t)tasks[i].step;
+    }
+    OK(lw_worker_commit(worker, tasks, NULL, count, NULL, NULL));
+  }
+  lw_worker_free(worker);
+  return NULL;
+}
+
+static void ragged_tensors_come_with_lengths_and_masks(void) {
+  lw_broker *broker = serve();
+  const char *json = "{\"specs\": [{\"name\": \"answer\", \"shape\": [\"said<=5\", 2], \"dtype\": \"int32\"}]}";
+  lw_layout *layout = NULL;
+  OK(lw_layout_from_json(json, strlen(json), &layout));
+  pthread_t worker;
+  atomic_store(&stopping, 0);
+  CHECK(pthread_create(&worker, NULL, answer, layout) == 0);
+  lw_loader *loader = open_taught(ENDLESS_RECIPE RAGGED, 4, 0);
+  for (int i = 0; i < 14; i++) {
+    lw_batch *batch = next_batch(loader);
+    const lw_tensor said = tensor(batch, "answer"), lengths = tensor(batch, "said_lengths"), mask = tensor(batch, "said_mask");
+    CHECK(said.ndim == 3 && said.shape[0] == 4 && said.shape[1] == 5 && said.shape[2] == 2 && said.nbytes == 160);
+    CHECK(lengths.ndim == 1 && lengths.shape[0] == 4 && lengths.dtype == LW_INT64 && strcmp(lengths.name, "said_lengths") == 0);
+    CHECK(mask.ndim == 2 && mask.shape[1] == 5 && mask.dtype == LW_BOOL && mask.nbytes == 20);
+    lw_row rows[4];
+    size_t n = 0;
+    OK(lw_batch_rows(batch, rows, 4, &n));
+    for (size_t r = 0; r < 4; r++) {
+      const int64_t length = (int64_t)(rows[r].number % 6);
+      CHECK(((const int64_t *)lengths.data)[r] == length);
+      for (int64_t at = 0; at < 5; at++) {
+        const int is = at < length;
+        CHECK(((const uint8_t *)mask.data)[r * 5 + (size_t)at] == is);
+        CHECK(((const int32_t *)said.data)[(r * 5 + (size_t)at) * 2] == (is ? (int32_t)rows[r].number : 0));
+      }
+    }
+    CHECK(lw_layout_count(lw_batch_layout(batch)) == 1);
+    FAILS(lw_batch_tensor(batch, "said", &(lw_tensor){0}), LW_NOT_FOUND, "input_ids answer said_lengths said_mask");
+    lw_batch_release(batch);
+  }
+  lw_loader_free(loader);
+  atomic_store(&stopping, 1);
+  CHECK(pthread_join(worker, NULL) == 0);
+  lw_layout_free(layout), lw_broker_free(broker);
+}
+
 static void a_teacher_with_another_recipe_is_told_what_differs(void) {
   lw_broker *broker = serve();
   pthread_t teacher;
@@ -245,6 +307,7 @@ int main(void) {
   any_order_of_tickets_gives_the_loaders_rows();
   options_of_a_rank_are_refused();
   batches_have_what_teachers_made_of_their_rows();
+  ragged_tensors_come_with_lengths_and_masks();
   a_teacher_with_another_recipe_is_told_what_differs();
   tickets_carry_what_their_student_gives();
   return 0;

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """`make demo`: watch a real language model being distilled into a smaller one through Laneway, and a training
-run move from one number of ranks to others.
+run move from one number of ranks to others, with and without a teacher in the recipe.
 
 **distill**. A broker, two workers (each with the teacher, SmolLM2-135M-Instruct) and a student run as processes of
 their own, as four terminals with `examples/python/distill_llm.py` would. On the way one worker is killed with
@@ -11,13 +11,17 @@ The run is drawn as a page, demo/distill.html.
 A sample follows from its ticket alone, so on one machine the losses come out the same in every run, whichever
 worker made what and whoever was killed when.
 
+**generate**. Text → tokens → rows → what SmolLM2 says of each row → batch, as one recipe with a `[generate]` (`examples/python/taught`), run with one,
+two and four workers, with workers killed on the way, and from a checkpoint on other numbers of ranks. demo/generate.html and demo/generate.png show
+which global batches, tokens and answers, were identical, and who made each row.
+
 **elastic**. A small model is trained on two ranks, and from its checkpoint on one, two and four ranks, with Laneway's
 loader and with a standard one beside it (`examples/python/elastic`). demo/elastic.html and demo/elastic.png show the
 losses, and which global batches were identical.
 
 The exit status is 0 only if all that held.
 
-    python examples/demo.py [folder] [--part distill|elastic]      default: demo/ at the top of the repository; both
+    python examples/demo.py [folder] [--part distill|generate|elastic]      default: demo/ at the top of the repository; all
 """
 
 import argparse
@@ -242,8 +246,14 @@ def play_distill(folder: Path) -> int:
     return 1 if faults else 0
 
 
+def play_generate(folder: Path) -> int:
+    """The second part; its exit status. A process of its own: it forks others, which must not run any thread of the first part's."""
+    print("one recipe with a teacher in it is run with one, two and four workers, some of them killed, and resumed on other numbers of ranks")
+    return subprocess.run([sys.executable, "-m", "taught.play", str(folder)], cwd=HERE / "python", check=False).returncode
+
+
 def play_elastic(folder: Path) -> int:
-    """The second part; its exit status."""
+    """The third part; its exit status."""
     from elastic.play import show
     from elastic.train import Sizes
 
@@ -251,7 +261,7 @@ def play_elastic(folder: Path) -> int:
     return show(folder, Sizes())
 
 
-PARTS = {"distill": play_distill, "elastic": play_elastic}
+PARTS = {"distill": play_distill, "generate": play_generate, "elastic": play_elastic}
 
 
 def main() -> int:

@@ -273,7 +273,8 @@ class Worker {
     for (std::size_t i = 0; i < count; ++i) tasks.push_back(Task(handle_, plain[i]));
     return tasks;
   }
-  // Publishes all tensors of each task; gives how many were still wanted. On a device, waits for what is queued on `stream` first.
+  // Publishes all tensors of each task; gives how many were still wanted. On a device, of a stream that is named,
+  // each is published once what is queued there is done, which this does not wait for.
   std::uint32_t commit(std::vector<Task>&& tasks, void* stream = nullptr) const {
     std::vector<lw_task> plain;
     plain.reserve(tasks.size());

@@ -55,6 +55,7 @@
 //! layout = [{ name = "logits", shape = [2048, 64], dtype = "float16" }]
 //! batch_size = 8                   # most rows that a worker takes at once
 //! input = "ticket"                 # ticket | tokens: workers make the row from its ticket, or are given it
+//! pad_to = "longest"               # only for layouts with ragged dimensions: longest | max | a number that sizes are to be a multiple of
 //! ```
 //!
 //! Every key has the default shown, except that a recipe names its datasets, a tokenizer, `max_length` and `global_batch`,
@@ -65,7 +66,7 @@ mod fields;
 mod parse;
 mod table;
 
-use crate::base::{DType, Error, Layout, Result, Shape, TensorSpec};
+use crate::base::{DType, Error, Layout, Result, TensorSpec};
 use crate::data::DatasetSpec;
 use crate::plan::{BatchSchedule, Order, Steps, Unit, Weights};
 
@@ -358,12 +359,36 @@ pub struct GenerateRecipe {
     pub batch_size: u32,
     /// What a worker is given of the row.
     pub input: GenerateInput,
+    /// To what size ragged dimensions of a batch's rows are filled up.
+    pub pad_to: PadTo,
+}
+
+/// The size that a ragged dimension has in a batch, in which rows have lengths of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PadTo {
+    /// The length of the longest row of the batch.
+    Longest,
+    /// The dimension's maximum, the same in all batches.
+    Max,
+    /// The length of the longest row, rounded up to a multiple of this, at least 1.
+    Multiple(u64),
+}
+
+impl PadTo {
+    /// The size of a dimension whose maximum is `max`, in a batch whose longest row has `longest`.
+    pub fn size(self, longest: u64, max: u64) -> u64 {
+        match self {
+            PadTo::Longest => longest,
+            PadTo::Max => max,
+            PadTo::Multiple(of) => longest.next_multiple_of(of),
+        }
+    }
 }
 
 impl GenerateRecipe {
     /// A model without configuration, batches of 8, tickets alone.
     pub fn new(model_id: impl Into<String>, layout: Layout) -> GenerateRecipe {
-        GenerateRecipe { model_id: model_id.into(), model_cfg: None, layout, batch_size: 8, input: GenerateInput::Ticket }
+        GenerateRecipe { model_id: model_id.into(), model_cfg: None, layout, batch_size: 8, input: GenerateInput::Ticket, pad_to: PadTo::Longest }
     }
 }
 
@@ -384,23 +409,35 @@ impl GenerateRecipe {
         if self.batch_size == 0 || self.batch_size > 4096 {
             return Err(Error::invalid(format!("generate.batch_size is {}; it must be from 1 to 4096", self.batch_size)));
         }
-        if let Some(spec) = self.layout.specs().iter().find(|s| s.is_ragged()) {
-            return Err(Error::invalid(format!(
-                "generate.layout: tensor '{}' has the shape {}, and samples of rows are stacked: give the dimension its maximum as a size, and fill up",
-                spec.name,
-                Shape(&spec.shape)
-            )));
+        match self.pad_to {
+            PadTo::Longest => {}
+            _ if !self.layout.is_ragged() => {
+                return Err(Error::invalid("generate.pad_to is for ragged dimensions, \"seq<=2048\" say, and generate.layout has none"));
+            }
+            PadTo::Multiple(0 | 65_537..) => return Err(Error::invalid("generate.pad_to as a number must be from 1 to 65536")),
+            _ => {}
         }
         if self.layout.nbytes() == 0 {
             return Err(Error::invalid("generate.layout: its tensors have no bytes, so nothing could be made"));
         }
-        match self.layout.specs().iter().find(|s| BATCH_TENSORS.contains(&s.name.as_str())) {
-            None => Ok(()),
-            Some(spec) => {
-                Err(Error::invalid(format!("generate.layout: a batch has a '{}' already; give the teacher's tensor another name", spec.name)))
+        let taken = |name: &str| BATCH_TENSORS.contains(&name);
+        if let Some(spec) = self.layout.specs().iter().find(|s| taken(&s.name)) {
+            return Err(Error::invalid(format!("generate.layout: a batch has a '{}' already; give the teacher's tensor another name", spec.name)));
+        }
+        for (dim, _) in self.layout.dims() {
+            if let Some(name) = ragged_tensors(dim).into_iter().find(|name| taken(name) || self.layout.find(name).is_some()) {
+                return Err(Error::invalid(format!(
+                    "generate.layout: a batch has a '{name}' already, which dimension '{dim}' would bring; give the dimension another name"
+                )));
             }
         }
+        Ok(())
     }
+}
+
+/// The tensors that a batch has beside the teacher's for a ragged dimension: the lengths in its rows, and where there is data.
+pub fn ragged_tensors(dim: &str) -> [String; 2] {
+    [format!("{dim}_lengths"), format!("{dim}_mask")]
 }
 
 /// Names that a batch's own tensors have: a teacher's must be others.
@@ -544,18 +581,27 @@ impl Recipe {
                 false => Err(Error::invalid(format!("pack.groups needs homogeneity = \"group\"; it is \"{}\"", pack.homogeneity.name()))),
             };
         }
-        for dataset in &self.datasets {
-            let name = &dataset.spec.name;
-            match pack.groups.iter().filter(|(_, members)| members.contains(name)).count() {
-                1 => {}
-                n => return Err(Error::invalid(format!("pack.groups: dataset '{name}' is in {n} groups; it must be in exactly one"))),
+        let names: Vec<&str> = self.datasets.iter().map(|d| d.spec.name.as_str()).collect();
+        if pack.groups.is_empty() {
+            let example = names[0];
+            return Err(Error::invalid(format!(
+                "pack.homogeneity is \"group\" and there are no groups; name them, as in groups = {{ mine = [\"{example}\"] }}"
+            )));
+        }
+        for (group, members) in &pack.groups {
+            if let Some(member) = members.iter().find(|m| !names.contains(&m.as_str())) {
+                let known = names.join(", ");
+                return Err(Error::invalid(format!("pack.groups.{group} names '{member}', which is not a dataset; datasets are {known}")));
             }
         }
-        let known = |name: &String| self.datasets.iter().any(|d| d.spec.name == *name);
-        match pack.groups.iter().find_map(|(group, members)| members.iter().find(|m| !known(m)).map(|m| (group, m))) {
-            None => Ok(()),
-            Some((group, member)) => Err(Error::invalid(format!("pack.groups.{group} names '{member}', which is not a dataset"))),
+        for name in names {
+            match pack.groups.iter().filter(|(_, members)| members.iter().any(|m| m == name)).count() {
+                1 => {}
+                0 => return Err(Error::invalid(format!("pack.groups: dataset '{name}' is in none; name every dataset once"))),
+                n => return Err(Error::invalid(format!("pack.groups: dataset '{name}' is in {n} groups; name every dataset once"))),
+            }
         }
+        Ok(())
     }
 
     /// For each dataset, which datasets it may share a row with: those of the same number.

@@ -154,6 +154,41 @@ fn index_counts_files_documents_and_tokens() {
 }
 
 #[test]
+fn a_full_disk_is_told_with_what_to_do_and_leaves_nothing_unfinished() {
+    let dir = house(str::to_owned);
+    let lines: String = (0..20_000).map(|n| format!("{{\"text\": \"line {n} of many\"}}\n")).collect();
+    fs::write(dir.path().join("wiki/2.jsonl"), lines).unwrap();
+    let cache = dir.path().join("small");
+    // Files of more than 8 KiB cannot be written.
+    let limited = |words: &[&str]| {
+        let mut command = Command::new("sh");
+        command.args(["-c", "trap '' XFSZ; ulimit -f 16; exec \"$@\"", "sh"]).arg(built::program()).args(words).arg("--cache").arg(&cache);
+        let out = command.current_dir(dir.path()).output().unwrap();
+        Said { code: out.status.code().unwrap(), out: String::from_utf8(out.stdout).unwrap(), err: String::from_utf8(out.stderr).unwrap() }
+    };
+    let held = || -> Vec<String> {
+        let all = fs::read_dir(&cache).into_iter().flatten().map(|e| e.unwrap().file_name().to_string_lossy().into_owned());
+        all.filter(|name| name != "tokenizers").collect()
+    };
+    let index = limited(&["index", "wiki"]);
+    assert!(index.code == 2 && index.out.contains("20120"), "what was found is still shown: {}{}", index.out, index.err);
+    for part in ["writing the index ", "small/2.jsonl", "File too large", "indexes of 1 files could not be kept", "name another --cache"] {
+        assert!(index.err.contains(part), "'{part}' is missing in {}", index.err);
+    }
+    let tokens = limited(&["index", "recipe.toml", "--tokens"]);
+    assert!(
+        tokens.code == 2 && tokens.err.contains("writing the token counts to ") && tokens.err.contains("set another cache directory"),
+        "{}",
+        tokens.err
+    );
+    assert!(held().iter().all(|name| name.ends_with(".lengths")), "what is whole stays, and nothing else: {:?}", held());
+    let run = limited(&["verify", "recipe.toml", "--ranks", "1,2", "--steps", "4"]);
+    assert!(run.code == 0 && run.out.contains("PASS"), "a run goes on without: {}", run.err);
+    fine(&dir, &["index", "recipe.toml", "--tokens", "--cache", "small"]);
+    assert!(held().iter().any(|name| name.ends_with(".lwi")), "{:?}", held());
+}
+
+#[test]
 fn explain_says_what_a_recipe_does() {
     let dir = house(|r| r.replace("[mixture]", "").replace("seed = 3", "seed = 3\n[mixture]\nunit = \"tokens\""));
     let out = fine(&dir, &["explain", "recipe.toml", "--rank", "1", "--ranks", "2", "--microbatch-size", "2"]);
@@ -172,6 +207,8 @@ fn explain_says_what_a_recipe_does() {
 fn mistakes_are_named_with_what_would_be_right() {
     let dir = house(str::to_owned);
     fs::write(dir.path().join("odd.toml"), RECIPE.replace("max_length", "max_lenght")).unwrap();
+    fs::write(dir.path().join("latin.toml"), b"seed = 1\n# caf\xe9\n").unwrap();
+    fs::write(dir.path().join("remote.toml"), RECIPE.replace("notes.txt", "s3://bucket/x.jsonl")).unwrap();
     fs::write(dir.path().join("functions.toml"), format!("functions = [\"clean 2\"]\n{RECIPE}")).unwrap();
     for (words, message) in [
         (vec!["verify"], "RECIPE is missing: laneway verify RECIPE [OPTIONS]"),
@@ -183,7 +220,11 @@ fn mistakes_are_named_with_what_would_be_right() {
         (vec!["verify", "recipe.toml", "--steps", "-1"], "--steps '-1': expected a whole number"),
         (vec!["verify", "recipe.toml", "--steps", "9", "--resume-at", "9"], "a run of 9 steps cannot be resumed at step 9"),
         (vec!["verify", "none.toml"], "none.toml: No such file"),
-        (vec!["verify", "odd.toml"], "odd.toml: [pack] lacks 'max_length'"),
+        (vec!["verify", "odd.toml"], "odd.toml: line 12: 'pack.max_lenght' is not known; did you mean 'max_length'?"),
+        (vec!["verify", "latin.toml"], "recipe latin.toml: line 2 is not UTF-8"),
+        (vec!["verify", "remote.toml"], "'s3://bucket/x.jsonl': only local paths can be read, not s3://"),
+        (vec!["verify", "recipe.toml", "--threads", "100000"], "threads is 100000; expected 0 to 4096"),
+        (vec!["verify", "recipe.toml", "--steps", "0"], "--steps is 0"),
         (vec!["verify", "functions.toml"], "the recipe names the function 'clean 2'"),
         (vec!["inspect", "recipe.toml", "--row", "8"], "row 8 of step 0 does not exist: its global batch has rows 0 to 7"),
         (vec!["inspect", "recipe.toml", "--stop", "8"], "did you mean --step?"),

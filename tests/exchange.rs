@@ -126,6 +126,40 @@ fn a_failing_task_is_tried_again_and_then_surfaces_with_its_text() {
 }
 
 #[test]
+fn a_worker_for_larger_batches_takes_as_many_of_a_students_tickets_as_it_may() {
+    let room = Room::new();
+    let _broker = room.broker();
+    let narrow = student(&room, 8, |o| (o.slot_count, o.prefetch, o.max_batch) = (16, 15, 3));
+    let wide = student(&room, 8, |o| {
+        (o.slot_count, o.prefetch, o.max_batch) = (16, 15, 32);
+        o.group = Some("wide".into());
+    });
+    let w = worker(&room, 8, 6);
+    let take = |max: u32| {
+        let mut tasks = Vec::new();
+        let taken = w.take(max, &mut tasks, clock::after(Duration::from_secs(if max == 6 { 60 } else { 1 })));
+        taken.map(|()| tasks)
+    };
+    narrow.set_model(model("m"), patience()).unwrap();
+    assert_eq!(narrow.next(1, &mut Vec::new(), clock::after(Duration::from_millis(20))).unwrap_err().status, Status::Timeout);
+    let first = take(6).unwrap();
+    assert_eq!(first.iter().map(|t| t.step).collect::<Vec<_>>(), [0, 1, 2], "max_batch of them");
+    assert_eq!(take(3).unwrap_err().status, Status::Timeout, "no more of this student until some are done");
+    // It has room for another student's meanwhile.
+    wide.set_model(model("m"), patience()).unwrap();
+    assert_eq!(wide.next(1, &mut Vec::new(), clock::after(Duration::from_millis(20))).unwrap_err().status, Status::Timeout);
+    let others = take(6).unwrap();
+    assert_eq!(others.iter().map(|t| t.step).collect::<Vec<_>>(), [0, 1, 2]);
+    first.iter().chain(&others).for_each(|t| make(&w, t));
+    w.commit(&first.iter().chain(&others).map(|t| (t.id, t.capacity)).collect::<Vec<_>>()).unwrap();
+    std::thread::scope(|s| {
+        s.spawn(|| serve(&w));
+        (0..200).for_each(|step| assert_eq!((next(&narrow).step, next(&wide).step), (step, step)));
+        w.stop();
+    });
+}
+
+#[test]
 fn the_file_medium_gives_the_same_bytes_and_leaves_no_file() {
     let room = Room::new();
     let _broker = room.broker();
@@ -223,7 +257,7 @@ fn the_descriptor_is_readable_exactly_while_next_would_not_wait() {
     let (fd, now) = (student.fd().unwrap(), || clock::now());
     // SAFETY: the descriptor belongs to the student, which outlives this closure.
     let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
-    let readable = |ms: i32| process::poll_readable(&[fd], ms);
+    let readable = |ms: u64| process::poll_readable(&[fd], Duration::from_millis(ms));
     let w = worker(&room, 8, 4);
     assert_eq!(student.next(1, &mut Vec::new(), now()).unwrap_err().status, Status::Timeout);
     let mut tasks = Vec::new();

@@ -45,7 +45,28 @@ const RECIPE: &str = r#"
 struct House {
     dir: TempDir,
     room: Room,
-    _broker: laneway::exchange::broker::Broker,
+    broker: Broker,
+}
+
+/// The `laneway broker` program, killed at the end.
+struct Broker(std::process::Child);
+
+impl Broker {
+    fn start(room: &Room) -> Broker {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_laneway"));
+        let child = command.args(["broker", "--log", "error"]).env("LANEWAY_DIR", &room.dir).spawn().unwrap();
+        let broker = Broker(child);
+        laneway::exchange::ask::stats(&room.endpoints.frontend, Instant::now() + Duration::from_secs(60)).expect("the broker answers");
+        broker
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        // SIGKILL.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 fn house(change: impl Fn(String) -> String) -> House {
@@ -57,10 +78,17 @@ fn house(change: impl Fn(String) -> String) -> House {
     }
     std::fs::write(dir.path().join("recipe.toml"), change(RECIPE.to_string())).unwrap();
     let room = Room::new();
-    House { _broker: room.broker(), dir, room }
+    House { broker: Broker::start(&room), dir, room }
 }
 
 impl House {
+    /// Another broker, in the place of one that was killed.
+    fn kill_broker(&mut self) {
+        let killed = std::mem::replace(&mut self.broker.0, std::process::Command::new("true").spawn().unwrap());
+        drop(Broker(killed));
+        self.broker = Broker::start(&self.room);
+    }
+
     fn recipe(&self) -> Recipe {
         Recipe::load(&self.dir.path().join("recipe.toml")).unwrap()
     }
@@ -102,7 +130,7 @@ impl House {
             for (i, task) in tasks.iter().enumerate() {
                 match fault(task) {
                     Fault::None => {
-                        fill(task, &batch.input_ids()[i * batch.length()..][..batch.length()]);
+                        fill(&worker, task, &batch.input_ids()[i * batch.length()..][..batch.length()]);
                         worker.commit(&[(task.id, task.capacity)]).unwrap();
                     }
                     Fault::Fail => worker.fail(task.id, "the teacher had enough").unwrap(),
@@ -129,7 +157,7 @@ fn teach_given(house: &House, stop: &AtomicBool) {
             let input = task.input.as_ref().unwrap();
             let at = input.layout.offset(input.layout.find("input_ids").unwrap());
             let words = input.data.bytes()[at..at + 64 * 8].chunks_exact(8);
-            fill(task, &words.map(|w| i64::from_le_bytes(w.try_into().unwrap())).collect::<Vec<_>>());
+            fill(&worker, task, &words.map(|w| i64::from_le_bytes(w.try_into().unwrap())).collect::<Vec<_>>());
         }
         worker.commit(&tasks.iter().map(|t| (t.id, t.capacity)).collect::<Vec<_>>()).unwrap();
     }
@@ -155,9 +183,24 @@ fn expected(ids: &[i64], seed: u64, model: &str) -> [i64; 6] {
     out
 }
 
-fn fill(task: &Task, ids: &[i64]) {
+/// What a teacher of samples of different lengths makes: so many pairs of numbers.
+fn expected_pairs(made: [i64; 6]) -> Vec<i64> {
+    (0..2 * made[5].rem_euclid(10)).map(|i| made[0].wrapping_add(i)).collect()
+}
+
+fn fill(worker: &Worker, task: &Task, ids: &[i64]) {
     let model = format!("{} {}", task.model.id, task.model.config.as_deref().unwrap_or("none"));
     let made = expected(ids, task.seed, &model);
+    if task.layout.is_ragged() {
+        let pairs = expected_pairs(made);
+        worker.set_length(task.id, "n", pairs.len() as u64 / 2).unwrap();
+        // SAFETY: the task's memory is `capacity` bytes, aligned to 64, and ours until commit; there is room for 9 pairs, and then for "sum".
+        unsafe {
+            std::ptr::copy_nonoverlapping(pairs.as_ptr(), task.data.cast::<i64>(), pairs.len());
+            task.data.add(task.layout.offset(1)).cast::<i64>().write(made[5]);
+        }
+        return;
+    }
     // SAFETY: the task's memory is `capacity` bytes, aligned to 64, and ours until commit; "sum" lies at 64.
     unsafe {
         std::ptr::copy_nonoverlapping(made.as_ptr(), task.data.cast::<i64>(), 5);
@@ -168,6 +211,9 @@ fn fill(task: &Task, ids: &[i64]) {
 /// Checks the teacher's tensors of every row of a batch.
 fn check(batch: &Batch, model: &str) {
     let taught = batch.taught().expect("the recipe has teachers");
+    if taught.layout().is_ragged() {
+        return check_pairs(batch, model);
+    }
     assert_eq!((taught.shape(0), taught.shape(1)), (&[batch.rows().len() as i64, 5][..], &[batch.rows().len() as i64][..]));
     for (i, row) in batch.rows().iter().enumerate() {
         // A row that only fills up a microbatch has none.
@@ -181,6 +227,32 @@ fn check(batch: &Batch, model: &str) {
             (top, taught.start(1).cast::<i64>().add(i).read())
         };
         assert_eq!((top, sum), (&made[..5], made[5]), "row {number} of lane {lane}, model {model}");
+    }
+}
+
+fn check_pairs(batch: &Batch, model: &str) {
+    let taught = batch.taught().unwrap();
+    let rows = batch.rows().len();
+    let names: Vec<&str> = taught.columns().iter().map(|c| c.name.as_str()).collect();
+    assert_eq!(names, ["top", "sum", "n_lengths", "n_mask"]);
+    let size = taught.shape(0)[1] as usize;
+    assert_eq!((taught.shape(0), taught.shape(1), taught.shape(2)), (&[rows as i64, size as i64, 2][..], &[rows as i64][..], &[rows as i64][..]));
+    assert_eq!(taught.shape(3), [rows as i64, size as i64]);
+    // SAFETY: the tensors are as long as their shapes say.
+    let (top, sum, lengths, mask) = unsafe {
+        let words = |i: usize, count| std::slice::from_raw_parts(taught.start(i).cast::<i64>(), count);
+        (words(0, rows * size * 2), words(1, rows), words(2, rows), std::slice::from_raw_parts(taught.start(3), rows * size))
+    };
+    for (i, row) in batch.rows().iter().enumerate() {
+        let (lane, number) = row.of.unwrap_or((0, 0));
+        let ids = &batch.input_ids()[i * batch.length()..][..batch.length()];
+        let made = expected(ids, laneway::base::ticket_seed(7, u64::from(lane), number), model);
+        let mut pairs = if row.pieces.is_empty() { Vec::new() } else { expected_pairs(made) };
+        let length = pairs.len() / 2;
+        assert_eq!((lengths[i], sum[i]), (length as i64, if row.pieces.is_empty() { 0 } else { made[5] }));
+        assert!(mask[i * size..][..size].iter().enumerate().all(|(at, is)| *is == u8::from(at < length)), "row {number} of lane {lane}");
+        pairs.resize(2 * size, 0);
+        assert_eq!(top[i * 2 * size..][..2 * size], pairs, "row {number} of lane {lane}");
     }
 }
 
@@ -354,6 +426,75 @@ fn a_run_resumed_on_other_ranks_goes_on_with_the_model_of_each_step() {
     again.seek(3).unwrap();
     let found = beside(&house, &[4], &no_fault, || hashes(std::slice::from_mut(&mut again), 9, model));
     assert!(found.iter().all(|(step, hash)| expected[step] == *hash));
+}
+
+#[test]
+fn a_broker_killed_between_the_setting_of_a_model_and_its_step_forgets_neither_it_nor_the_one_before() {
+    let mut house = house(|r| r);
+    let model = |step| if step < 3 { FIRST } else { "second none" };
+    let mut one = house.loader(0, 1);
+    one.set_model("second", None, 3).unwrap();
+    let expected = beside(&house, &[3], &no_fault, || hashes(std::slice::from_mut(&mut one), 9, model));
+    drop(one);
+    let ahead = |prefetch| move |options: &mut Options, _: &mut GenerateOptions| options.prefetch = prefetch;
+    let mut ranks = [house.loader_with(0, 2, ahead(2)), house.loader_with(1, 2, ahead(0))];
+    ranks.iter_mut().for_each(|rank| rank.set_model("second", None, 3).unwrap());
+    let mut parts: [Vec<Vec<u64>>; 2] = Default::default();
+    let mut take = |ranks: &mut [Loader; 2], rank: usize, until: u64| {
+        while ranks[rank].step() < until {
+            let batch = ranks[rank].next(Some(Instant::now() + Duration::from_secs(60))).unwrap().unwrap();
+            check(&batch, model(batch.step()));
+            parts[rank].push(batch.row_hashes());
+        }
+    };
+    // Rank 0 has asked for step 3, and so set the second model, while rank 1 has asked for step 0 alone.
+    beside(&house, &[4], &no_fault, || (take(&mut ranks, 0, 2), take(&mut ranks, 1, 1)));
+    house.kill_broker();
+    // These workers are new, too: what they know of models is what the new broker knows.
+    beside(&house, &[4, 2], &no_fault, || (take(&mut ranks, 1, 9), take(&mut ranks, 0, 9)));
+    let found = (0..9).map(|step| (step, global_hash(parts.iter().flat_map(|rank| rank[step as usize].clone()))));
+    assert_eq!(found.collect::<BTreeMap<u64, u64>>(), expected);
+}
+
+#[test]
+fn samples_of_different_lengths_are_filled_up_and_no_row_depends_on_who_made_it_or_how_steps_are_cut() {
+    let ragged = |more: &'static str| {
+        house(move |r| {
+            let text = r.replace(r#"name = "top", shape = [5]"#, r#"name = "top", shape = ["n<=9", 2]"#);
+            assert_ne!(text, RECIPE);
+            text + more
+        })
+    };
+    let longest = ragged("");
+    let alone = beside(&longest, &[1], &no_fault, || hashes(&mut [longest.loader(0, 1)], 20, |_| FIRST));
+    let seen = AtomicU64::new(0);
+    let fault = |task: &Task| match seen.fetch_add(1, Ordering::Relaxed) {
+        40 | 90 => Fault::Leave,
+        _ if task.attempt == 0 && (task.lane + task.step).is_multiple_of(7) => Fault::Fail,
+        _ => Fault::None,
+    };
+    let (given, max, fours) = (ragged("    input = \"tokens\"\n"), ragged("    pad_to = \"max\"\n"), ragged("    pad_to = 4\n"));
+    for (house, teachers, ranks, micro) in [(&longest, &[4, 4, 2, 1][..], 2, Some(1)), (&max, &[2, 3], 4, None), (&fours, &[4], 1, Some(3))] {
+        seen.store(0, Ordering::Relaxed);
+        let shape = |o: &mut Options, _: &mut GenerateOptions| (o.microbatch_size, o.uneven) = (micro, micro == Some(3));
+        let mut loaders: Vec<Loader> = (0..ranks).map(|rank| house.loader_with(rank, ranks, shape)).collect();
+        let found = beside(house, teachers, if teachers.len() > 2 { &fault } else { &no_fault }, || hashes(&mut loaders, 20, |_| FIRST));
+        assert_eq!(found, alone, "{} workers, {ranks} ranks", teachers.len());
+    }
+    // A row that travels with its ticket is taught the same, and the size of the batch is as asked.
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        s.spawn(|| teach_given(&given, &stop));
+        let found = std::panic::catch_unwind(|| hashes(&mut [given.loader(0, 1)], 20, |_| FIRST));
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(found.unwrap(), alone);
+    });
+    for (house, sizes) in [(&longest, 1..=9), (&max, 9..=9), (&fours, 4..=12)] {
+        let mut loader = house.loader(0, 1);
+        let batch = beside(house, &[4], &no_fault, || loader.next(Some(Instant::now() + Duration::from_secs(60))).unwrap().unwrap());
+        let size = batch.taught().unwrap().shape(0)[1];
+        assert!(sizes.contains(&size) && (*sizes.end() != 12 || size % 4 == 0), "{size} of {sizes:?}");
+    }
 }
 
 #[test]

@@ -1,4 +1,5 @@
-"""Samples a second over the size of a sample, one curve a peer: an SVG, drawn without a library."""
+"""Pictures of the results, as SVG drawn without a library: samples a second over the size of a sample, a curve for each peer; tokens for each
+CPU-second, a bar for each peer."""
 
 from __future__ import annotations
 
@@ -49,4 +50,33 @@ def throughput(rows: list[Row]) -> str | None:
         at = TOP + 10 + 20 * number
         out.append(f'<rect x="{WIDTH - RIGHT + 20}" y="{at - 9}" width="12" height="12" fill="{colour}"/>')
         out.append(f'<text x="{WIDTH - RIGHT + 40}" y="{at + 2}">{html.escape(title)}</text>')
+    return "\n".join([*out, "</svg>", ""])
+
+
+BAR, GAP = 26, 14
+
+
+def lanes(rows: list[Row]) -> str | None:
+    """The picture of tokens for each CPU-second by peer, or None where they were not measured. Bars are to scale, from 0."""
+    row = next((row for row in rows if row.title.startswith("lanes: read, tokenize")), None)
+    rates = {line.title: line.figures["M tokens/CPU-s"] for line in row.lines if "M tokens/CPU-s" in line.figures} if row else {}
+    if row is None or not rates:
+        return None
+    left, top, most = 260, TOP + 8, max(rates.values())
+    height = top + len(row.lines) * (BAR + GAP) + GAP
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" font-family="sans-serif" font-size="12">',
+        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+        '<text x="20" y="22" font-size="14">million tokens for each CPU-second of all processes</text>',
+        f'<text x="20" y="40" fill="#666">{html.escape(row.title.removeprefix("lanes: "))}</text>',
+    ]
+    for number, line in enumerate(row.lines):
+        at = top + GAP + number * (BAR + GAP)
+        rate = rates.get(line.title)
+        length = 0.0 if rate is None else (WIDTH - left - 80) * rate / most
+        said = "not measured" if rate is None else f"{rate:.2f}" if rate < 10 else f"{rate:.1f}"
+        colour = COLOURS[0] if line.title.startswith("laneway") else "#9aa5b1"
+        out.append(f'<text x="{left - 10}" y="{at + 17}" text-anchor="end">{html.escape(line.title)}</text>')
+        out.append(f'<rect x="{left}" y="{at}" width="{length:.1f}" height="{BAR}" fill="{colour}"/>')
+        out.append(f'<text x="{left + length + 8:.1f}" y="{at + 17}">{said}</text>')
     return "\n".join([*out, "</svg>", ""])

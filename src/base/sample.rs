@@ -24,6 +24,35 @@ impl Layout {
         self.specs().iter().any(|s| s.is_ragged() || s.finite || s.min.is_some() || s.max.is_some())
     }
 
+    /// The ragged dimensions and their maxima, each once, in the order in which they first appear.
+    pub fn dims(&self) -> Vec<(&str, u64)> {
+        let mut dims: Vec<(&str, u64)> = Vec::new();
+        for (_, dim) in self.places() {
+            if let Some(name) = dim.name().filter(|name| !dims.iter().any(|(known, _)| known == name)) {
+                dims.push((name, dim.max()));
+            }
+        }
+        dims
+    }
+
+    /// The length of each of [`Layout::dims`] in this sample, of which only the shapes are looked at; an error if one is not set, beyond its
+    /// maximum, or not the same in all tensors.
+    pub fn lengths(&self, sample: &[u8]) -> Result<Vec<u64>> {
+        let mut lengths: Vec<Option<u64>> = vec![None; self.dims().len()];
+        for (i, spec) in self.specs().iter().enumerate().filter(|(_, spec)| spec.is_ragged()) {
+            for (dim, size) in spec.shape.iter().zip(self.shape(sample, i)?) {
+                let Some(at) = dim.name().and_then(|name| self.dims().iter().position(|(known, _)| *known == name)) else { continue };
+                let length = *lengths[at].get_or_insert(size);
+                if length != size {
+                    let name = dim.name().unwrap_or_default();
+                    let what = format!("dimension '{name}' is {length} in one tensor and {size} in tensor '{}'; expected one length", spec.name);
+                    return Err(Error::invalid(what));
+                }
+            }
+        }
+        Ok(lengths.into_iter().flatten().collect())
+    }
+
     /// Writes the shapes of a sample that nothing is known of yet: no length is set.
     pub fn begin(&self, sample: &mut [u8]) {
         for (at, dim) in self.places() {
@@ -195,6 +224,27 @@ mod tests {
                {"name": "y", "shape": [], "dtype": "int8"},
                {"name": "top", "shape": ["seq<=5", 3], "dtype": "float32", "finite": true}"#,
         )
+    }
+
+    #[test]
+    fn the_lengths_of_a_sample_are_those_of_its_dimensions() {
+        let l = layout(
+            r#"{"name": "x", "shape": ["seq<=5", 2, "k<=3"], "dtype": "int8"}, {"name": "y", "shape": [4], "dtype": "int8"},
+               {"name": "z", "shape": ["k<=3"], "dtype": "int8"}"#,
+        );
+        assert_eq!(l.dims(), [("seq", 5), ("k", 3)]);
+        let mut sample = vec![0u8; l.nbytes()];
+        l.begin(&mut sample);
+        assert!(l.lengths(&sample).unwrap_err().message.contains("the length of 'seq' was not set"));
+        l.set_length(&mut sample, "seq", 4).unwrap();
+        l.set_length(&mut sample, "k", 0).unwrap();
+        assert_eq!(l.lengths(&sample).unwrap(), [4, 0]);
+        let z = l.shape_at(2).unwrap();
+        sample[z] = 1;
+        assert!(l.lengths(&sample).unwrap_err().message.contains("'k' is 0 in one tensor and 1 in tensor 'z'"));
+        sample[z] = 4;
+        assert!(l.lengths(&sample).unwrap_err().message.contains("size 0 is 4"));
+        assert!(layout(r#"{"name": "y", "shape": [4], "dtype": "int8"}"#).lengths(&[0; 4]).unwrap().is_empty());
     }
 
     #[test]

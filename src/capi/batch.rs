@@ -12,7 +12,7 @@
 //! | `cu_seqlens` | int32 | `[segments + 1]`: where segments start in the batch laid out as one sequence, and its end; a row's padding is a segment of its own |
 //!
 //! Where teachers made samples of its rows (`[generate]` in the recipe), it also has their tensors, by name: `lw_batch_layout`
-//! describes those of a row, and each is `[rows, …]`, zero in rows that are padding.
+//! describes those of a row, and each is `[rows, …]`, zero in rows that are padding. `lw_batch_tensor` says what becomes of ragged ones.
 //!
 //! A tensor is written when it is first asked for. A batch is counted: `lw_batch_retain`, `lw_batch_release`.
 
@@ -27,7 +27,7 @@ use crate::base::{DType, Error, Result, Status};
 use crate::data::Dataset;
 use crate::pipeline::{Batch, global_hash};
 use crate::plan::BatchSchedule;
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, CString, c_char};
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, OnceLock};
 
@@ -99,8 +99,10 @@ pub struct lw_batch {
     matrix: [i64; 2],
     seqlens: OnceLock<[i64; 1]>,
     opened: Arc<Opened>,
-    /// Names of the teachers' tensors.
+    /// The teachers' tensors of a row.
     taught: Option<lw_layout>,
+    /// Names of the teachers' tensors of the batch.
+    names: Vec<CString>,
     schedule: BatchSchedule,
     home: Home,
 }
@@ -111,8 +113,10 @@ impl lw_batch {
         let matrix = [batch.num_rows() as i64, batch.length() as i64];
         // Its names were checked when the recipe was read.
         let taught = batch.taught().and_then(|t| lw_layout::new(Arc::clone(t.layout())).ok());
-        let schedule = schedule.clone();
-        let handle = lw_batch { batch: ManuallyDrop::new(batch), matrix, seqlens: OnceLock::new(), opened, taught, schedule, home: Home::here() };
+        let named = batch.taught().map_or(&[][..], |t| t.columns()).iter();
+        let names = named.map(|column| CString::new(column.name.as_str()).unwrap_or_default()).collect();
+        let (schedule, home) = (schedule.clone(), Home::here());
+        let handle = lw_batch { batch: ManuallyDrop::new(batch), matrix, seqlens: OnceLock::new(), opened, taught, names, schedule, home };
         Arc::into_raw(Arc::new(handle)).cast_mut()
     }
 
@@ -134,17 +138,14 @@ impl lw_batch {
 
     /// A tensor that teachers made.
     fn taught(&self, name: &str) -> Result<(lw_tensor, &[i64])> {
-        let found = self.batch.taught().zip(self.taught.as_ref()).and_then(|(t, l)| Some((t, l, t.layout().find(name)?)));
-        let Some((taught, layout, i)) = found else {
+        let columns = self.batch.taught().map_or(&[][..], |t| t.columns());
+        let Some((i, taught)) = columns.iter().position(|c| c.name == name).zip(self.batch.taught()) else {
             let own = FIELDS.iter().map(|(n, _)| n.to_string_lossy().into_owned());
-            let specs = self.batch.taught().map_or(&[][..], |t| t.layout().specs());
-            let names: Vec<String> = own.chain(specs.iter().map(|s| s.name.clone())).collect();
+            let names: Vec<String> = own.chain(columns.iter().map(|c| c.name.clone())).collect();
             return Err(Error::new(Status::NotFound, format!("a batch has no tensor '{name}'; this one has {}", names.join(", "))));
         };
-        let spec = &taught.layout().specs()[i];
-        let (start, shape) = (taught.start(i).cast_mut().cast(), taught.shape(i));
-        let (named, _) = layout.describe(i)?;
-        Ok((view(start, shape, named.name, self.batch.rows().len() * spec.nbytes()?, spec.dtype as i32), shape))
+        let (start, column) = (taught.start(i).cast_mut().cast(), &columns[i]);
+        Ok((view(start, &column.shape, self.names[i].as_ptr(), column.nbytes(), column.dtype as i32), &column.shape))
     }
 
     fn info(&self) -> lw_batch_info {
@@ -256,6 +257,10 @@ pub unsafe extern "C" fn lw_batch_describe(batch: *const lw_batch, info: *mut lw
 
 /// Describes the tensor of that NUL-terminated name: a view, not to be written, valid until the batch's last reference
 /// is released, like its name and shape. `LW_NOT_FOUND` lists the names. Any thread.
+///
+/// A batch that teachers made a ragged tensor of, `"seq<=2048"` in the recipe, has it in the size that the recipe's `pad_to` says, zero behind each
+/// row's data, and for each such dimension two tensors more: `seq_lengths`, `int64` of `[rows]`, and `seq_mask`, `bool` of `[rows, size]`, true
+/// where there is data.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_batch_tensor(batch: *const lw_batch, name: *const c_char, tensor: *mut lw_tensor) -> lw_status {

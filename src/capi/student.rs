@@ -78,7 +78,7 @@ pub struct lw_student_options {
     pub prefetch: u32,
     /// Workers that can be attached at once. Default 8.
     pub max_workers: u32,
-    /// Tasks that one worker can take at once. Default 8.
+    /// Tasks that one worker can take at once; one whose `batch_size` is larger takes so many. Default 8.
     pub max_batch: u32,
     /// How often a ticket is tried, when its worker fails or dies, before `lw_student_next` reports it. Default 3.
     pub max_attempts: u32,

@@ -368,8 +368,10 @@ pub unsafe extern "C" fn lw_worker_write(worker: *const lw_worker, task: *const 
 /// reason. After any other error, a medium's say, what could not be published was failed with its message. `*wanted` (may be NULL) becomes
 /// the number that somebody still waited for; the others were overtaken (a model switch, another worker) and dropped, which is no error.
 /// `stream` is NULL, or, for tasks on a device, the stream on which writing them is queued (as in `lw_student_release`, of the device that
-/// the tasks' tensors are on): this waits until that is done, and publishes them then. NULL stands for all that this process has queued on
-/// that device.
+/// the tasks' tensors are on): this returns at once, each sample is published when that is done, with no further call, and one of which the
+/// device makes nothing any more fails its task with the reason. What the queued work reads must stay until then; `*wanted` counts what is
+/// waited for as this returns. NULL stands for all that this process has queued on that device, and this waits for it. It also waits where
+/// the layout checks values, and where 64 commits are under way on one device.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_worker_commit(
@@ -510,8 +512,8 @@ pub unsafe extern "C" fn lw_worker_cancel(worker: *const lw_worker) {
     }
 }
 
-/// Stops the worker, gives its open tasks back to be made by others, and frees the handle; NULL is allowed. Not while
-/// another thread uses it, and no task's memory may be touched afterwards.
+/// Stops the worker, publishes what is committed (which may wait for a device), gives its open tasks back to be made by others, and frees the
+/// handle; NULL is allowed. Not while another thread uses it, and no task's memory may be touched afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_worker_free(worker: *mut lw_worker) {
     if !worker.is_null() {

@@ -24,7 +24,7 @@ use twox_hash::XxHash3_64;
 const VERSION: u64 = 1;
 
 /// A shard smaller than this is indexed as fast as an index would be read, so none is kept.
-const SMALL: u64 = 256 << 10;
+pub(super) const SMALL: u64 = 256 << 10;
 
 /// How long to wait before looking again whether another process has finished an index.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);

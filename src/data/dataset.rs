@@ -116,6 +116,12 @@ impl Dataset {
         &self.inner.name
     }
 
+    /// Files whose index could not be kept, which the log has said with the reason: each process will build it again. Small files need none.
+    pub fn not_kept(&self) -> usize {
+        let (shards, indexes) = (&self.inner.shards, &self.inner.indexes);
+        shards.iter().zip(indexes).filter(|(s, i)| s.size >= build::SMALL && s.damage.is_none() && i.is_in_memory()).count()
+    }
+
     /// How many documents there are, those that will be skipped included.
     pub fn documents(&self) -> u64 {
         self.inner.documents

@@ -132,6 +132,11 @@ impl ShardIndex {
         self.tail = Tail::File { path, offset: (PREFIX + head.len()) as u64, head: XxHash3_64::oneshot(&head) };
     }
 
+    /// Whether no file holds it.
+    pub fn is_in_memory(&self) -> bool {
+        matches!(self.tail, Tail::Memory(_))
+    }
+
     /// Whether `file` is the index file with that hash of its head.
     pub fn is_at(file: &File, head: u64) -> bool {
         let mut prefix = [0; PREFIX];

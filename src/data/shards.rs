@@ -53,7 +53,8 @@ fn expand(given: &str, format: Option<Format>) -> Result<Vec<ShardFile>> {
     let Ok(meta) = path.metadata() else {
         if !given.contains(['*', '?', '[']) {
             let why = path.metadata().err().map_or_else(String::new, |e| format!(": {e}"));
-            return Err(Error::new(Status::NotFound, format!("'{given}' cannot be opened{why}")));
+            let hint = if given.contains(['~', '$']) { "; ~ and $NAME are not expanded in paths" } else { "" };
+            return Err(Error::new(Status::NotFound, format!("'{given}' cannot be opened{why}{hint}")));
         }
         return expand_glob(given, format);
     };
@@ -74,7 +75,7 @@ fn expand_glob(given: &str, format: Option<Format>) -> Result<Vec<ShardFile>> {
     let mut found = Vec::new();
     for entry in matches {
         let path = entry.map_err(|e| Error::new(Status::Io, format!("'{given}': {e}")))?;
-        if path.is_file() {
+        if is_wanted(&path) {
             found.push(path);
         }
     }
@@ -121,11 +122,16 @@ fn walk(dir: &Path, seen: &mut HashSet<PathBuf>, found: &mut Vec<PathBuf>) -> Re
     for path in paths {
         if path.is_dir() {
             walk(&path, seen, found)?;
-        } else if path.is_file() {
+        } else if is_wanted(&path) {
             found.push(path);
         }
     }
     Ok(())
+}
+
+/// Files; and what is called like a shard and is none, such as a link to nothing: leaving that out would lose data unsaid, and opening it is an error.
+fn is_wanted(path: &Path) -> bool {
+    path.is_file() || (!path.is_dir() && classify(path).0.is_some())
 }
 
 const SUFFIXES: &str = ".jsonl, .ndjson, .json, .parquet, .pq, .txt, .text";
@@ -207,9 +213,14 @@ mod tests {
         };
         says(&["a.jsonl", "*.jsonl"], "a.jsonl is named by");
         says(&["nothing.jsonl"], "nothing.jsonl' cannot be opened: No such file");
+        says(&["~/data"], "~/data' cannot be opened: No such file or directory (os error 2); ~ and $NAME are not expanded");
         says(&["README.md"], "README.md: its suffix names no format");
         says(&["*.parquet"], "no file is found there");
         says(&[], "list of paths is empty");
+        std::os::unix::fs::symlink("nowhere", dir.path().join("b.jsonl")).unwrap();
+        std::os::unix::fs::symlink("nowhere", dir.path().join("b.md")).unwrap();
+        says(&["."], "b.jsonl: No such file or directory");
+        says(&["*.jsonl"], "b.jsonl: No such file or directory");
         let remote = DatasetSpec::new("d", ["s3://bucket/x.jsonl"]);
         assert!(resolve(&remote).unwrap_err().message.contains("s3://"));
     }

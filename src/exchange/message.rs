@@ -113,7 +113,7 @@ pub struct StudentIntro {
     pub medium: MediumIntro,
     /// Seats in its segment.
     pub max_workers: u32,
-    /// Most tickets that one worker may hold.
+    /// Most tickets that one worker may hold, however many it could take.
     pub max_batch: u32,
     /// The run's seed.
     pub seed: u64,

@@ -59,7 +59,9 @@ pub fn lengths(
         let found = Lengths { tokens };
         if let Some(dir) = cache {
             // Without a cache the counts are made again next time, which is no reason to stop now.
-            store(&path(dir, counted[i].key), &found).unwrap_or_else(|e| tracing::warn!("{e}"));
+            store(&path(dir, counted[i].key), &found).unwrap_or_else(|e| {
+                tracing::warn!("{e}; they will be counted again next time: free some room there, or set another cache directory");
+            });
         }
         all[i] = Some(Arc::new(found));
     }

@@ -323,7 +323,11 @@ impl Loader {
     fn tuning(&self) -> Tuning {
         let steps = self.parts.recipe.batch.global_batch.pairs();
         let most = steps.iter().map(|(step, _)| self.schedule.rows_at(*step)).max().unwrap_or(1);
-        Tuning { threads: self.options.threads, rows_ahead: self.options.prefetch * most, task_bytes: self.options.task_bytes }
+        Tuning {
+            threads: self.options.threads,
+            rows_ahead: self.options.prefetch.saturating_mul(most).min(1 << 40),
+            task_bytes: self.options.task_bytes,
+        }
     }
 
     /// Stops the engine; rows made ahead are made again if they are wanted again.

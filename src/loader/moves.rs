@@ -108,10 +108,10 @@ impl Loader {
         let work: Arc<dyn Work> = match outline {
             Some(outline) => outline,
             None => {
-                tracing::info!(
-                    "seeking step {step} by making every row from step {}; token counts (laneway index --tokens) make it quick",
-                    if behind { 0 } else { self.step }
-                );
+                let from = if behind { 0 } else { self.step };
+                if step > from {
+                    tracing::info!("seeking step {step} by making every row from step {from}; token counts (laneway index --tokens) make it quick");
+                }
                 self.parts.work.clone()
             }
         };

@@ -1,6 +1,6 @@
 //! Which rank a loader is, and what may change its speed.
 
-use crate::base::Stop;
+use crate::base::{Error, Result, Stop};
 use crate::pipeline::{GenerateOptions, Tuning};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -32,6 +32,19 @@ pub struct Options {
     pub progress: Option<ProgressFn>,
     /// Ends indexing, counting and seeking, not [`Loader::next`](super::Loader::next), which has a deadline.
     pub stop: Stop,
+}
+
+impl Options {
+    /// More threads than any machine has processors are a slip, and the memory of their stacks would end the process.
+    const MOST_THREADS: usize = 4096;
+
+    /// An error for what cannot be meant.
+    pub(super) fn check(&self) -> Result<()> {
+        match self.threads {
+            0..=Self::MOST_THREADS => Ok(()),
+            n => Err(Error::invalid(format!("threads is {n}; expected 0 to {}", Self::MOST_THREADS))),
+        }
+    }
 }
 
 /// Work that has to be done before the first row.

@@ -59,6 +59,7 @@ impl Parts {
 
     /// The same, with operators between documents and rows, whose names the recipe lists behind those of functions.
     pub fn open_with(mut recipe: Recipe, options: &Options, functions: &[Function], operators: &[OperatorMaker]) -> Result<Parts> {
+        options.check()?;
         let (functions, operators) = in_order(&mut recipe, functions, operators)?;
         recipe.check()?;
         let datasets: Vec<Dataset> =

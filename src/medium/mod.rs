@@ -102,8 +102,11 @@ pub struct Write<'a> {
     pub len: usize,
 }
 
-/// What a reader had queued when it gave a sample back.
+/// A place in a device's queue: all that was queued before it, by a reader that gave a sample back, or by a writer that committed one.
 pub trait Mark: Send {
+    /// Whether that is done; an error if it never will be. Does not wait.
+    fn is_done(&self) -> Result<bool>;
+
     /// Waits until that is done.
     fn wait(self: Box<Self>) -> Result<()>;
 }
@@ -168,14 +171,15 @@ pub trait Medium: Send + Sync {
         Ok(Buffer::Host(copy))
     }
 
-    /// Worker: returns once these samples, of which the last parts may be queued on `stream`, are in their slots.
-    fn settle(&self, writes: &[Write<'_>], stream: Stream) -> Result<()> {
+    /// Worker: brings these samples, of which the last parts may be queued on `stream`, to their slots. `None`: they are there. Otherwise they are once the mark is
+    /// reached; until then their `scratch` is kept as it is, and nobody is told of them.
+    fn settle(&self, writes: &[Write<'_>], stream: Stream) -> Result<Option<Box<dyn Mark>>> {
         self.check_stream(stream)?;
         let made_elsewhere = |w: &Write<'_>| match w.scratch {
             Some(Buffer::Host(bytes)) => self.write(w.slot, &bytes.bytes()[..w.len]),
             _ => Ok(()),
         };
-        writes.iter().try_for_each(made_elsewhere)
+        writes.iter().try_for_each(made_elsewhere).map(|()| None)
     }
 
     /// Worker: returns once nothing that this process has queued touches a slot any more.

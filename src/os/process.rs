@@ -4,6 +4,7 @@ use crate::base::{Error, Result};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 /// This process's id.
 pub fn pid() -> u32 {
@@ -92,11 +93,12 @@ pub fn random_u128() -> u128 {
     u128::from_le_bytes(bytes)
 }
 
-/// Waits until one of `fds` is readable, or `timeout_ms` (−1: no limit); true if any is.
-pub fn poll_readable(fds: &[BorrowedFd<'_>], timeout_ms: i32) -> bool {
+/// Waits until one of `fds` is readable, for `timeout` at most; true if any is.
+pub fn poll_readable(fds: &[BorrowedFd<'_>], timeout: Duration) -> bool {
     let mut polls: Vec<libc::pollfd> = fds.iter().map(|f| libc::pollfd { fd: f.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 }).collect();
-    // SAFETY: the vector holds that many valid pollfds for the call's duration.
-    unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, timeout_ms) > 0 }
+    let limit = libc::timespec { tv_sec: timeout.as_secs() as libc::time_t, tv_nsec: timeout.subsec_nanos().into() };
+    // SAFETY: the vector holds that many valid pollfds, and the time-out is readable, for the call's duration; no signal mask is given.
+    unsafe { libc::ppoll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, &raw const limit, std::ptr::null()) > 0 }
 }
 
 #[cfg(test)]
@@ -116,7 +118,7 @@ mod tests {
             std::thread::yield_now();
         }
         child.kill().unwrap();
-        assert!(poll_readable(&[fd.as_fd()], 10_000) && has_died(fd.as_fd()));
+        assert!(poll_readable(&[fd.as_fd()], Duration::from_secs(10)) && has_died(fd.as_fd()));
         child.wait().unwrap();
         assert!(!is_alive(pid, start));
     }

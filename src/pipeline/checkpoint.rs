@@ -6,7 +6,7 @@
 //! several ranks' checkpoints together, as one merged dictionary, are a checkpoint of all of them.
 
 use super::codec::{Reader, put};
-use crate::base::{Error, Result, Status};
+use crate::base::{Error, Result, Status, fnv1a, mix};
 use crate::recipe::{Field, difference};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -143,6 +143,11 @@ impl Meta {
     }
 }
 
+/// By which a lane's state is known to be whole, and that lane's.
+fn check(lane: u32, entry: &[u8]) -> [u8; 4] {
+    (mix(fnv1a(entry) ^ u64::from(lane)) as u32).to_le_bytes()
+}
+
 fn refused(what: String) -> Error {
     let hint = "a run goes on only with the recipe and data that it was started with";
     Error::new(Status::Refused, format!("this checkpoint does not fit: {what}; {hint}"))
@@ -157,7 +162,7 @@ fn corrupt(what: impl std::fmt::Display) -> Error {
 pub struct Checkpoint {
     /// What it belongs to.
     pub meta: Meta,
-    /// By lane: rows of the window delivered, and the anchor, as [`Checkpoint::put_lane`] writes them.
+    /// By lane: rows of the window delivered, the anchor, and a check of both, as [`Checkpoint::put_lane`] writes them.
     pub lanes: BTreeMap<u32, Vec<u8>>,
 }
 
@@ -171,9 +176,10 @@ struct JsonForm {
 impl Checkpoint {
     /// Adds a lane.
     pub fn put_lane(&mut self, lane: u32, anchor: &[u8], taken: u64) {
-        let mut entry = Vec::with_capacity(anchor.len() + 4);
+        let mut entry = Vec::with_capacity(anchor.len() + 8);
         put(&mut entry, taken);
         entry.extend_from_slice(anchor);
+        entry.extend_from_slice(&check(lane, &entry));
         self.lanes.insert(lane, entry);
     }
 
@@ -187,7 +193,9 @@ impl Checkpoint {
             );
             return Err(Error::new(Status::NotFound, message));
         };
-        let mut reader = Reader::new(entry);
+        // A state that was damaged, or is another lane's, could be a valid one that gives other rows.
+        let entry = entry.split_last_chunk().filter(|(entry, said)| check(lane, entry) == **said).map(|(entry, _)| entry);
+        let mut reader = Reader::new(entry.ok_or_else(|| corrupt(format!("the state of lane {lane} is not as it was saved")))?);
         let taken = reader.get().map_err(|e| e.within(format!("lane {lane}")))?;
         Ok((reader.rest().into(), taken))
     }
@@ -354,6 +362,21 @@ mod tests {
             let mut changed = bytes.clone();
             changed[at] ^= 0x55;
             let _ = Checkpoint::from_bytes(&changed);
+        }
+        // Whatever happens to a lane's state, in either form, it is not taken for one.
+        let whole = sample();
+        for lane in 0..20 {
+            for bit in 0..whole.lanes[&lane].len() * 8 {
+                let mut changed = whole.clone();
+                changed.lanes.get_mut(&lane).unwrap()[bit / 8] ^= 1 << (bit % 8);
+                let e = Checkpoint::from_json(&changed.to_json()).unwrap().lane(lane).unwrap_err();
+                assert!(e.message.contains(&format!("the state of lane {lane} is not as it was saved")), "{e}");
+            }
+            let mut swapped = whole.clone();
+            swapped.lanes.insert(lane, whole.lanes[&((lane + 1) % 20)].clone());
+            assert!(swapped.lane(lane).is_err(), "the state of another lane");
+            swapped.lanes.insert(lane, Vec::new());
+            assert!(swapped.lane(lane).is_err(), "no state at all");
         }
         let newer = sample().to_json().replace("\"version\":1", "\"version\":2");
         assert!(Checkpoint::from_json(&newer).unwrap_err().message.contains("version 2; this library reads 1"));

@@ -268,7 +268,7 @@ impl Generator {
 
     /// Samples of rows, stacked.
     pub fn stack(&self, samples: Vec<Option<Box<dyn Sample>>>) -> Result<Taught> {
-        Taught::stack(&self.layout, samples, &self.stacks)
+        Taught::stack(&self.layout, self.recipe.pad_to, samples, &self.stacks)
     }
 
     /// The student's numbers, once it is registered.

@@ -20,6 +20,7 @@
 //! | `slot` | batches in memory that several processes read |
 //! | `generate` | rows to teachers, samples back in the rows' order: where a pipeline meets the exchange |
 //! | `taught` | those samples as a batch's tensors |
+//! | `ragged` | and of samples with lengths of their own |
 
 mod batch;
 mod buffer;
@@ -31,6 +32,7 @@ mod lane;
 mod map;
 mod operator;
 mod pack;
+mod ragged;
 mod run;
 mod shuffle;
 mod slot;
@@ -56,6 +58,6 @@ pub use run::{LaneStart, RunPlan};
 pub use shuffle::Windows;
 pub use slot::{Mark, SlotLayout};
 pub use stream::LeftOut;
-pub use taught::{Sample, Stacks, Taught};
+pub use taught::{Column, Sample, Stacks, Taught};
 pub use text::TextWork;
 pub use work::{Fate, Made, Request, Window, Work, Worker};

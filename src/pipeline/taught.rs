@@ -1,9 +1,11 @@
 //! What teachers made of a batch's rows, as tensors stacked over rows: `rows × shape` for each tensor of their layout. Where
 //! the samples lie one behind the other they are used where they are; otherwise they are copied once. Rows that no
-//! teacher saw (padding) are zero.
+//! teacher saw (padding) are zero. Ragged tensors are filled up with zeroes behind, and their dimensions' lengths and masks are tensors too.
 
-use crate::base::{Layout, Result, TensorSpec};
+use super::ragged::{Lengths, runs, shape_with};
+use crate::base::{DType, Layout, Result, TensorSpec};
 use crate::os::memory::AlignedBuf;
+use crate::recipe::{PadTo, ragged_tensors};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A sample in its memory, which stays as long as this does.
@@ -33,20 +35,39 @@ impl Stacks {
 
     fn give_back(&self, buffers: &mut Vec<AlignedBuf>) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        while kept.len() < KEPT
-            && let Some(buffer) = buffers.pop()
-        {
-            kept.push(buffer);
-        }
+        kept.append(buffers);
+        // Those of sizes that are not wanted any more are the oldest.
+        let many = kept.len().saturating_sub(KEPT);
+        kept.drain(..many);
+    }
+}
+
+/// A tensor of a batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Column {
+    /// As the layout calls it, or a ragged dimension's [`ragged_tensors`].
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Rows first.
+    pub shape: Vec<i64>,
+}
+
+impl Column {
+    /// Bytes of the tensor.
+    pub fn nbytes(&self) -> usize {
+        self.shape.iter().product::<i64>() as usize * self.dtype.size()
     }
 }
 
 /// What teachers made of some rows.
 pub struct Taught {
     layout: Arc<Layout>,
-    /// Of each tensor, rows first.
-    shapes: Vec<Vec<i64>>,
+    /// The layout's tensors in order, then lengths and mask of each of its ragged dimensions.
+    columns: Vec<Column>,
     bytes: Bytes,
+    /// Of each row, for each ragged dimension.
+    lengths: Vec<Vec<u64>>,
     stacks: Arc<Stacks>,
 }
 
@@ -58,31 +79,64 @@ enum Bytes {
 }
 
 impl Taught {
-    /// Of rows in order; `None` for those that no teacher saw.
-    pub fn stack(layout: &Arc<Layout>, samples: Vec<Option<Box<dyn Sample>>>, stacks: &Arc<Stacks>) -> Result<Taught> {
-        let rows = samples.len();
-        let dims = |spec: &TensorSpec| std::iter::once(rows as i64).chain(spec.shape.iter().map(|d| d.max() as i64)).collect();
-        let shapes = layout.specs().iter().map(dims).collect();
+    /// Of rows in order; `None` for those that no teacher saw. `pad_to` says what size ragged dimensions have.
+    pub fn stack(layout: &Arc<Layout>, pad_to: PadTo, samples: Vec<Option<Box<dyn Sample>>>, stacks: &Arc<Stacks>) -> Result<Taught> {
+        let lengths = if layout.is_ragged() { Lengths::read(layout, pad_to, &samples)? } else { Lengths::none(samples.len()) };
+        let rows = samples.len() as i64;
+        let column = |spec: &TensorSpec| {
+            let shape = shape_with(layout, spec, &lengths.sizes).into_iter().map(|size| size as i64);
+            Column { name: spec.name.clone(), dtype: spec.dtype, shape: std::iter::once(rows).chain(shape).collect() }
+        };
+        let mut columns: Vec<Column> = layout.specs().iter().map(column).collect();
         let bytes = if together(layout, &samples) {
             Bytes::Lent(samples.into_iter().flatten().collect())
         } else {
-            let mut buffers = Vec::with_capacity(layout.specs().len());
+            let mut buffers = Vec::with_capacity(columns.len());
             for (i, spec) in layout.specs().iter().enumerate() {
-                let each = spec.nbytes()?;
-                let mut buffer = stacks.take(rows * each);
-                if each > 0 {
-                    for (out, sample) in buffer.bytes_mut().chunks_exact_mut(each).zip(&samples) {
-                        match sample {
-                            Some(sample) => sample.read(layout.offset(i), out)?,
-                            None => out.fill(0),
-                        }
-                    }
+                let mut buffer = stacks.take(columns[i].nbytes());
+                match spec.is_ragged() {
+                    false => copy(layout, i, &samples, buffer.bytes_mut())?,
+                    true => copy_ragged(layout, i, &samples, &lengths, buffer.bytes_mut())?,
                 }
                 buffers.push(buffer);
             }
             Bytes::Copied(buffers)
         };
-        Ok(Taught { layout: layout.clone(), shapes, bytes, stacks: stacks.clone() })
+        let mut taught = Taught { layout: layout.clone(), columns: Vec::new(), bytes, lengths: lengths.of_rows, stacks: stacks.clone() };
+        for (at, (dim, _)) in layout.dims().into_iter().enumerate() {
+            columns.extend(taught.about(at, dim, lengths.sizes[at]));
+        }
+        taught.columns = columns;
+        Ok(taught)
+    }
+
+    /// Adds the lengths of a ragged dimension, and where there is data.
+    fn about(&mut self, at: usize, dim: &str, size: u64) -> [Column; 2] {
+        let rows = self.lengths.len();
+        let (mut lengths, mut mask) = (self.stacks.take(rows * 8), self.stacks.take(rows * size as usize));
+        for (out, row) in lengths.bytes_mut().chunks_exact_mut(8).zip(&self.lengths) {
+            out.copy_from_slice(&row[at].to_le_bytes());
+        }
+        if size > 0 {
+            for (out, row) in mask.bytes_mut().chunks_exact_mut(size as usize).zip(&self.lengths) {
+                let (data, rest) = out.split_at_mut(row[at] as usize);
+                data.fill(1);
+                rest.fill(0);
+            }
+        }
+        if let Bytes::Copied(buffers) = &mut self.bytes {
+            buffers.extend([lengths, mask]);
+        }
+        let [lengths, mask] = ragged_tensors(dim);
+        [
+            Column { name: lengths, dtype: DType::Int64, shape: vec![rows as i64] },
+            Column { name: mask, dtype: DType::Bool, shape: vec![rows as i64, size as i64] },
+        ]
+    }
+
+    /// The tensors: the layout's in its order, then, for each ragged dimension, its lengths and its mask.
+    pub fn columns(&self) -> &[Column] {
+        &self.columns
     }
 
     /// The tensors of a row.
@@ -92,7 +146,7 @@ impl Taught {
 
     /// The shape of tensor `i`, rows first.
     pub fn shape(&self, i: usize) -> &[i64] {
-        &self.shapes[i]
+        &self.columns[i].shape
     }
 
     /// The first byte of tensor `i`, which lies as its shape says, row-major, as long as this does.
@@ -108,12 +162,19 @@ impl Taught {
         matches!(self.bytes, Bytes::Lent(_))
     }
 
-    /// Appends the bytes of all tensors of a row.
+    /// Appends all that a teacher made of a row: the lengths of ragged dimensions, and the bytes of all tensors without what fills them up.
     pub fn append_row(&self, row: usize, out: &mut Vec<u8>) {
+        self.lengths[row].iter().for_each(|length| out.extend_from_slice(&length.to_le_bytes()));
         for (i, spec) in self.layout.specs().iter().enumerate() {
             let Ok(each) = spec.nbytes() else { continue };
             match &self.bytes {
-                Bytes::Copied(buffers) => out.extend_from_slice(&buffers[i].bytes()[row * each..][..each]),
+                Bytes::Copied(buffers) => {
+                    let outer: Vec<u64> = self.columns[i].shape[1..].iter().map(|size| *size as u64).collect();
+                    let each = spec.nbytes_of(&outer);
+                    let place = &buffers[i].bytes()[row * each..][..each];
+                    let inner = shape_with(&self.layout, spec, &self.lengths[row]);
+                    runs(&inner, &outer, spec.dtype.size(), |_, at, length| out.extend_from_slice(&place[at..at + length]));
+                }
                 Bytes::Lent(samples) => {
                     let at = out.len();
                     out.resize(at + each, 0);
@@ -123,6 +184,41 @@ impl Taught {
             }
         }
     }
+}
+
+/// Tensor `i` of each row, one behind the other.
+fn copy(layout: &Layout, i: usize, samples: &[Option<Box<dyn Sample>>], stack: &mut [u8]) -> Result<()> {
+    let each = layout.specs()[i].nbytes()?;
+    if each == 0 {
+        return Ok(());
+    }
+    for (out, sample) in stack.chunks_exact_mut(each).zip(samples) {
+        match sample {
+            Some(sample) => sample.read(layout.offset(i), out)?,
+            None => out.fill(0),
+        }
+    }
+    Ok(())
+}
+
+/// The same of a ragged tensor, filled up.
+fn copy_ragged(layout: &Layout, i: usize, samples: &[Option<Box<dyn Sample>>], lengths: &Lengths, stack: &mut [u8]) -> Result<()> {
+    let spec = &layout.specs()[i];
+    let outer = shape_with(layout, spec, &lengths.sizes);
+    let each = spec.nbytes_of(&outer);
+    stack.fill(0);
+    if each == 0 {
+        return Ok(());
+    }
+    let mut bytes = Vec::new();
+    for ((out, sample), of_row) in stack.chunks_exact_mut(each).zip(samples).zip(&lengths.of_rows) {
+        let Some(sample) = sample else { continue };
+        let inner = shape_with(layout, spec, of_row);
+        bytes.resize(spec.nbytes_of(&inner), 0);
+        sample.read(layout.offset(i), &mut bytes)?;
+        runs(&inner, &outer, spec.dtype.size(), |from, to, length| out[to..to + length].copy_from_slice(&bytes[from..from + length]));
+    }
+    Ok(())
 }
 
 impl Drop for Taught {
@@ -135,6 +231,9 @@ impl Drop for Taught {
 
 /// Whether the tensors of all samples lie as stacked ones do: one row, or rows of one tensor without a gap between them.
 fn together(layout: &Layout, samples: &[Option<Box<dyn Sample>>]) -> bool {
+    if layout.is_ragged() {
+        return false;
+    }
     let starts: Option<Vec<usize>> = samples.iter().map(|s| s.as_ref()?.start().map(|p| p as usize)).collect();
     let Some(starts) = starts else { return false };
     starts.len() == 1 || (layout.specs().len() == 1 && starts.windows(2).all(|w| w[0] + layout.nbytes() == w[1]))
@@ -143,7 +242,7 @@ fn together(layout: &Layout, samples: &[Option<Box<dyn Sample>>]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::DType;
+    use crate::base::Dim;
 
     struct Part {
         memory: Arc<AlignedBuf>,
@@ -195,12 +294,82 @@ mod tests {
             (&[64], &[Some(0), None], false),
         ] {
             let layout = layout(sizes);
-            let a = Taught::stack(&layout, parts(places, true), &stacks).unwrap();
-            let b = Taught::stack(&layout, parts(places, false), &stacks).unwrap();
+            let a = Taught::stack(&layout, PadTo::Longest, parts(places, true), &stacks).unwrap();
+            let b = Taught::stack(&layout, PadTo::Longest, parts(places, false), &stacks).unwrap();
             assert_eq!((a.is_lent(), b.is_lent()), (lent, false), "{sizes:?} at {places:?}");
             assert_eq!(rows(&a, places.len()), rows(&b, places.len()));
             assert_eq!(a.shape(0), [places.len() as i64, sizes[0] as i64]);
             assert!(places.last().unwrap().is_some() || rows(&b, places.len()).last().unwrap().iter().all(|b| *b == 0));
+        }
+    }
+
+    /// A sample that stands alone.
+    struct Whole(Vec<u8>);
+
+    impl Sample for Whole {
+        fn start(&self) -> Option<*const u8> {
+            Some(self.0.as_ptr())
+        }
+
+        fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+            out.copy_from_slice(&self.0[offset..][..out.len()]);
+            Ok(())
+        }
+    }
+
+    /// A sample with these lengths of "seq" and "k", whose bytes count on from `first`; what is behind the data is noise.
+    fn ragged_sample(layout: &Layout, seq: u64, k: u64, first: u8) -> Option<Box<dyn Sample>> {
+        let mut bytes = vec![0xEE; layout.nbytes()];
+        layout.begin(&mut bytes);
+        layout.set_length(&mut bytes, "seq", seq).unwrap();
+        layout.set_length(&mut bytes, "k", k).unwrap();
+        (0..seq * k).for_each(|i| bytes[i as usize] = first + i as u8);
+        bytes[layout.offset(1)] = first;
+        Some(Box::new(Whole(bytes)))
+    }
+
+    fn bytes_of(taught: &Taught, name: &str) -> (Vec<i64>, Vec<u8>) {
+        let i = taught.columns().iter().position(|c| c.name == name).unwrap();
+        let Bytes::Copied(buffers) = &taught.bytes else { panic!("ragged samples are copied") };
+        assert_eq!((buffers[i].len(), taught.start(i)), (taught.columns()[i].nbytes(), buffers[i].start().cast_const()));
+        (taught.shape(i).to_vec(), buffers[i].bytes().to_vec())
+    }
+
+    #[test]
+    fn ragged_samples_are_filled_up_with_zeroes_and_their_lengths_and_masks_are_tensors() {
+        let spec = |name: &str, dims: Vec<Dim>| TensorSpec::new(name, dims, DType::UInt8);
+        let (seq, k) = (Dim::up_to("seq", 4).unwrap(), Dim::up_to("k", 3).unwrap());
+        let layout = Arc::new(Layout::new(vec![spec("x", vec![seq, k]), spec("one", vec![])]).unwrap());
+        let stacks = Arc::new(Stacks::default());
+        let samples = || vec![ragged_sample(&layout, 1, 2, 1), None, ragged_sample(&layout, 2, 1, 7), ragged_sample(&layout, 0, 2, 9)];
+        let taught = Taught::stack(&layout, PadTo::Longest, samples(), &stacks).unwrap();
+        assert_eq!(bytes_of(&taught, "x"), (vec![4, 2, 2], vec![1, 2, 0, 0, 0, 0, 0, 0, 7, 0, 8, 0, 0, 0, 0, 0]));
+        assert_eq!(bytes_of(&taught, "one"), (vec![4], vec![1, 0, 7, 9]));
+        assert_eq!(bytes_of(&taught, "seq_mask"), (vec![4, 2], vec![1, 0, 0, 0, 1, 1, 0, 0]));
+        assert_eq!(bytes_of(&taught, "k_mask"), (vec![4, 2], vec![1, 1, 0, 0, 1, 0, 1, 1]));
+        let lengths = |taught: &Taught, name| {
+            let (shape, bytes) = bytes_of(taught, name);
+            (shape, bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap())).collect::<Vec<_>>())
+        };
+        assert_eq!(lengths(&taught, "seq_lengths"), (vec![4], vec![1, 0, 2, 0]));
+        assert_eq!(lengths(&taught, "k_lengths"), (vec![4], vec![2, 0, 1, 2]));
+        // A row is what its teacher made, whatever the others' lengths and the sizes asked for.
+        let expected = rows(&taught, 4);
+        let of_two: Vec<u8> = [2u64.to_le_bytes(), 1u64.to_le_bytes()].concat().into_iter().chain([7, 8, 7]).collect();
+        assert_eq!(expected[2], of_two);
+        for (pad_to, shape) in [(PadTo::Max, vec![4, 4, 3]), (PadTo::Multiple(3), vec![4, 3, 3])] {
+            let other = Taught::stack(&layout, pad_to, samples(), &stacks).unwrap();
+            assert_eq!((bytes_of(&other, "x").0, rows(&other, 4)), (shape, expected.clone()));
+        }
+        let alone = Taught::stack(&layout, PadTo::Longest, samples().into_iter().skip(3).collect(), &stacks).unwrap();
+        assert_eq!((bytes_of(&alone, "x"), rows(&alone, 1)), ((vec![1, 0, 2], vec![]), expected[3..].to_vec()));
+        // What was not set, or is beyond its maximum, is an error and no read of what lies behind.
+        let mut bytes = vec![0; layout.nbytes()];
+        layout.begin(&mut bytes);
+        for (length, word) in [(-1i64, "was not set"), (5, "size 0 is 5"), (i64::MAX, "size 0 is")] {
+            bytes[layout.shape_at(0).unwrap()..][..8].copy_from_slice(&length.to_le_bytes());
+            let e = Taught::stack(&layout, PadTo::Longest, vec![Some(Box::new(Whole(bytes.clone())))], &stacks).err().unwrap();
+            assert!(e.message.contains(word), "{e}");
         }
     }
 }

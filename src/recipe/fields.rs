@@ -42,6 +42,14 @@ fn layout_text(generate: &GenerateRecipe) -> String {
     toml(&layout["specs"])
 }
 
+fn pad_to_text(pad_to: PadTo) -> String {
+    match pad_to {
+        PadTo::Longest => text("longest"),
+        PadTo::Max => text("max"),
+        PadTo::Multiple(of) => of.to_string(),
+    }
+}
+
 impl Recipe {
     /// Every field that may change a byte, whatever stands for the data and the tokenizer left out: paths may change as
     /// long as what lies there is the same, which the [datasets'](crate::data::Dataset::fingerprint) and the tokenizer's
@@ -104,6 +112,9 @@ impl Recipe {
             add("generate.layout".into(), layout_text(g));
             add("generate.batch_size".into(), g.batch_size.to_string());
             add("generate.input".into(), text(g.input.name()));
+            if g.layout.is_ragged() {
+                add("generate.pad_to".into(), pad_to_text(g.pad_to));
+            }
         }
         add("functions".into(), list(&self.functions));
         fields
@@ -170,6 +181,9 @@ impl Recipe {
                 let _ = writeln!(out, "model_cfg = {}", toml(cfg));
             }
             let _ = writeln!(out, "layout = {}\nbatch_size = {}\ninput = {}", layout_text(g), g.batch_size, text(g.input.name()));
+            if g.layout.is_ragged() {
+                let _ = writeln!(out, "pad_to = {}", pad_to_text(g.pad_to));
+            }
         }
         out
     }

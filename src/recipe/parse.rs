@@ -10,7 +10,12 @@ use toml::de::DeTable;
 impl Recipe {
     /// The recipe in a file. Relative paths in it are relative to its directory.
     pub fn load(path: &Path) -> Result<Recipe> {
-        let text = std::fs::read_to_string(path).map_err(|e| Error::io(format!("recipe {}", path.display()), e))?;
+        let bytes = std::fs::read(path).map_err(|e| Error::io(format!("recipe {}", path.display()), e))?;
+        let text = String::from_utf8(bytes).map_err(|e| {
+            let before = &e.as_bytes()[..e.utf8_error().valid_up_to()];
+            let line = before.iter().filter(|b| **b == b'\n').count() + 1;
+            Error::new(Status::Data, format!("recipe {}: line {line} is not UTF-8; a recipe is a TOML file", path.display()))
+        })?;
         let base = path.parent().filter(|p| !p.as_os_str().is_empty());
         Recipe::parse(&text, base).map_err(|e| e.within(path.display()))
     }
@@ -23,7 +28,7 @@ impl Recipe {
         })?;
         let mut top = Table::new(text, file.get_ref());
         let located = |path: &str| match base {
-            Some(base) if Path::new(path).is_relative() => base.join(path).to_string_lossy().into_owned(),
+            Some(base) if Path::new(path).is_relative() && !path.contains("://") => base.join(path).to_string_lossy().into_owned(),
             _ => path.to_string(),
         };
         let seed = top.get("seed").map_or(Ok(0), |v| v.u64())?;
@@ -192,6 +197,14 @@ fn generate(mut t: Table<'_>) -> Result<GenerateRecipe> {
     }
     if let Some(v) = t.get("input") {
         generate.input = v.word(GenerateInput::from_name)?;
+    }
+    if let Some(v) = t.get("pad_to") {
+        generate.pad_to = match v.str() {
+            Ok("longest") => PadTo::Longest,
+            Ok("max") => PadTo::Max,
+            Ok(_) => return Err(v.wrong("\"longest\", \"max\" or a number that sizes are to be a multiple of")),
+            Err(_) => PadTo::Multiple(v.u64()?),
+        };
     }
     t.finish()?;
     Ok(generate)

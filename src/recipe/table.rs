@@ -1,6 +1,7 @@
 //! TOML tables read strictly: every value has its line, every key that nobody asked for is an error with a suggestion.
 
 use crate::base::{Error, Result};
+use std::borrow::Cow;
 use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -10,6 +11,8 @@ pub(super) struct Table<'a> {
     text: &'a str,
     /// As in `mixture.schedule[0]`; empty for the file itself.
     path: String,
+    /// Where it starts.
+    start: usize,
     table: &'a DeTable<'a>,
     asked: Vec<&'static str>,
 }
@@ -23,7 +26,7 @@ pub(super) struct Value<'a> {
 
 impl<'a> Table<'a> {
     pub fn new(text: &'a str, table: &'a DeTable<'a>) -> Table<'a> {
-        Table { text, path: String::new(), table, asked: Vec::new() }
+        Table { text, path: String::new(), start: 0, table, asked: Vec::new() }
     }
 
     /// The value of `key`, if it is there.
@@ -35,8 +38,16 @@ impl<'a> Table<'a> {
 
     /// The value of `key`, or an error that says that it is missing.
     pub fn need(&mut self, key: &'static str) -> Result<Value<'a>> {
-        let path = if self.path.is_empty() { "the recipe".into() } else { format!("[{}]", self.path) };
-        self.get(key).ok_or_else(|| Error::invalid(format!("{path} lacks '{key}'")))
+        self.get(key).ok_or_else(|| {
+            // A key that is nearly this one is what was meant.
+            if let Some((misspelt, _)) = self.table.iter().find(|(k, _)| !self.asked.contains(&k.get_ref().as_ref()) && is_near(k.get_ref(), key)) {
+                return self.unknown(misspelt, &format!("did you mean '{key}'?"));
+            }
+            Error::invalid(match self.path.as_str() {
+                "" => format!("the recipe lacks '{key}'"),
+                path => format!("line {}: {path} lacks '{key}'", line(self.text, self.start..self.start)),
+            })
+        })
     }
 
     /// The table of that name, empty if it is not there.
@@ -53,16 +64,19 @@ impl<'a> Table<'a> {
                     Some(near) => format!("did you mean '{near}'?"),
                     None => format!("known here: {}", self.asked.join(", ")),
                 };
-                let line = line(self.text, key.span());
-                return Err(Error::invalid(format!("line {line}: '{}' is not known; {hint}", join(&self.path, name))));
+                return Err(self.unknown(key, &hint));
             }
         }
         Ok(())
     }
 
+    fn unknown(&self, key: &Spanned<Cow<'_, str>>, hint: &str) -> Error {
+        Error::invalid(format!("line {}: '{}' is not known; {hint}", line(self.text, key.span()), join(&self.path, key.get_ref())))
+    }
+
     /// All keys with their values, for tables whose keys are names given by the user.
     pub fn entries(&self) -> Vec<(String, Value<'a>)> {
-        let entry = |(key, value): (&'a Spanned<std::borrow::Cow<'a, str>>, &'a Spanned<DeValue<'a>>)| {
+        let entry = |(key, value): (&'a Spanned<Cow<'a, str>>, &'a Spanned<DeValue<'a>>)| {
             let name = key.get_ref().to_string();
             (name.clone(), Value { text: self.text, path: join(&self.path, &name), value })
         };
@@ -92,8 +106,12 @@ impl<'a> Value<'a> {
     }
 
     pub fn u64(&self) -> Result<u64> {
-        let number = self.value.get_ref().as_integer().and_then(|n| u64::from_str_radix(n.as_str(), n.radix()).ok());
-        number.ok_or_else(|| self.wrong("a whole number, 0 or above"))
+        let integer = self.value.get_ref().as_integer();
+        let number = integer.and_then(|n| u64::from_str_radix(n.as_str(), n.radix()).ok());
+        number.ok_or_else(|| match integer {
+            Some(n) if !n.as_str().starts_with('-') => self.wrong("a whole number below 2^64"),
+            _ => self.wrong("a whole number, 0 or above"),
+        })
     }
 
     pub fn u32(&self) -> Result<u32> {
@@ -116,7 +134,10 @@ impl<'a> Value<'a> {
     }
 
     pub fn list(&self) -> Result<Vec<Value<'a>>> {
-        let list = self.value.get_ref().as_array().ok_or_else(|| self.wrong("a list"))?;
+        let list = self.value.get_ref().as_array().ok_or_else(|| match self.value.get_ref() {
+            DeValue::Table(_) => self.wrong(&format!("a list: write [[{0}]] instead of [{0}]", self.path)),
+            _ => self.wrong("a list"),
+        })?;
         Ok(list.iter().enumerate().map(|(i, value)| Value { text: self.text, path: format!("{}[{i}]", self.path), value }).collect())
     }
 
@@ -127,7 +148,7 @@ impl<'a> Value<'a> {
 
     pub fn table(&self) -> Result<Table<'a>> {
         let table = self.value.get_ref().as_table().ok_or_else(|| self.wrong("a table"))?;
-        Ok(Table { text: self.text, path: self.path.clone(), table, asked: Vec::new() })
+        Ok(Table { text: self.text, path: self.path.clone(), start: self.value.span().start, table, asked: Vec::new() })
     }
 
     /// The same value as JSON. Integers stay exact; what JSON has no form for is an error.
@@ -163,7 +184,11 @@ fn line(text: &str, span: Range<usize>) -> usize {
 /// The known word that is nearest to `word`, if it is near enough to be what was meant.
 fn nearest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
     let best = known.iter().copied().min_by_key(|k| distance(word, k))?;
-    (distance(word, best) <= 1 + best.len().max(word.len()) / 4).then_some(best)
+    is_near(word, best).then_some(best)
+}
+
+fn is_near(word: &str, known: &str) -> bool {
+    distance(word, known) <= 1 + known.len().max(word.len()) / 4
 }
 
 /// Edit distance (Levenshtein), a swap of neighbours counting as two.

@@ -55,9 +55,10 @@ tail = "drop"
 [generate]
 model_id = "teacher \"a\""
 model_cfg = { layer = 3, rate = 1.0, names = ["x", true, {}] }
-layout = [{ name = "top", shape = [4, 2], dtype = "bfloat16" }, { name = "n", shape = [], dtype = "int32" }]
+layout = [{ name = "top", shape = [4, 2], dtype = "bfloat16" }, { name = "n", shape = ["seq<=9"], dtype = "int32" }]
 batch_size = 3
 input = "ticket"
+pad_to = 16
 "#;
 
 const SMALL: &str = "[[dataset]]\nname = \"a\"\npaths = \"a.jsonl\"\n[tokenizer]\npath = \"t\"\n[pack]\nmax_length = 8\n[batch]\nglobal_batch = 4\n";
@@ -72,7 +73,8 @@ fn every_option_is_read_and_written_back() {
     assert_eq!(r.schedule().unwrap().lanes(), 64);
     let generate = r.generate.as_ref().unwrap();
     assert_eq!(generate.model_cfg, Some(serde_json::json!({ "layer": 3, "rate": 1.0, "names": ["x", true, {}] })));
-    assert_eq!((generate.layout.nbytes(), generate.batch_size, generate.input), (68, 3, GenerateInput::Ticket));
+    assert_eq!((generate.layout.nbytes(), generate.batch_size, generate.input), (136, 3, GenerateInput::Ticket));
+    assert_eq!(generate.pad_to, PadTo::Multiple(16));
     let again = Recipe::parse(&r.to_toml(), None).unwrap();
     assert_eq!(again, r);
     assert_eq!(again.fingerprint(), r.fingerprint());
@@ -121,10 +123,13 @@ fn a_short_recipe_has_the_documented_defaults() {
 fn mistakes_are_named_with_line_value_and_hint() {
     let wrong = |text: &str| Recipe::parse(text, None).unwrap_err().message;
     for (from, to, message) in [
-        ("max_length = 8", "max_lenght = 8", "[pack] lacks 'max_length'"),
+        ("max_length = 8", "max_lenght = 8", "line 7: 'pack.max_lenght' is not known; did you mean 'max_length'?"),
+        ("max_length = 8", "algorithm = \"wrap\"", "line 6: pack lacks 'max_length'"),
+        ("[[dataset]]", "[dataset]", "line 1: dataset is [dataset]; expected a list: write [[dataset]] instead of [dataset]"),
         ("max_length = 8", "max_length = 8\nalgoritm = \"wrap\"", "line 8: 'pack.algoritm' is not known; did you mean 'algorithm'?"),
         ("max_length = 8", "max_length = \"8\"", "line 7: pack.max_length is \"8\"; expected a whole number, 0 or above"),
         ("max_length = 8", "max_length = -8", "line 7: pack.max_length is -8; expected a whole number, 0 or above"),
+        ("max_length = 8", "max_length = 99999999999999999999", "expected a whole number below 2^64"),
         ("max_length = 8", "max_length = 1", "pack.max_length is 1; it must be from 2 to 1073741824"),
         ("max_length = 8", "max_length = 8\nalgorithm = \"rap\"", "algorithm 'rap' is not known; use one of wrap, first_fit"),
         ("[pack]", "threads = 4\n[pack]", "line 6: 'tokenizer.threads' is not known; known here: path, special_tokens, parse_special"),
@@ -137,7 +142,7 @@ fn mistakes_are_named_with_line_value_and_hint() {
         ("[tokenizer]", "[mixture]\nschedule = [{ from_step = 2, weights = { b = 1 } }]\n[tokenizer]", "'b' is not a dataset; datasets are a"),
         ("[tokenizer]", "[mixture]\nschedule = [{ from_step = 2, weights = { } }]\n[tokenizer]", "lacks dataset 'a'"),
         ("[tokenizer]", "[tokenizer", "line 4: not TOML"),
-        ("[batch]", "[generate]\nmodel_id = \"m\"\n[batch]", "[generate] lacks 'layout'"),
+        ("[batch]", "[generate]\nmodel_id = \"m\"\n[batch]", "line 8: generate lacks 'layout'"),
         ("[batch]", "[generate]\nmodel_id = \"m\"\nlayout = [{ nam = \"x\" }]\n[batch]", "line 10: generate.layout: layout: unknown field `nam`"),
         (
             "[batch]",
@@ -151,10 +156,31 @@ fn mistakes_are_named_with_line_value_and_hint() {
         ),
         (
             "[batch]",
-            "[generate]\nmodel_id = \"m\"\nlayout = [{ name = \"x\", shape = [\"n<=4\"], dtype = \"int8\" }]\n[batch]",
-            "tensor 'x' has the shape [n<=4], and samples of rows are stacked",
+            "[generate]\nmodel_id = \"m\"\nlayout = [{ name = \"x\", shape = [4], dtype = \"int8\" }]\npad_to = \"max\"\n[batch]",
+            "generate.pad_to is for ragged dimensions",
         ),
-        ("max_length = 8", "max_length = 8\nhomogeneity = \"group\"", "dataset 'a' is in 0 groups"),
+        (
+            "[batch]",
+            "[generate]\nmodel_id = \"m\"\nlayout = [{ name = \"x\", shape = [\"n<=4\"], dtype = \"int8\" }]\npad_to = 0\n[batch]",
+            "from 1 to 65536",
+        ),
+        (
+            "[batch]",
+            "[generate]\nmodel_id = \"m\"\nlayout = [{ name = \"x\", shape = [\"n<=4\"], dtype = \"int8\" }]\npad_to = \"most\"\n[batch]",
+            "line 11: generate.pad_to",
+        ),
+        (
+            "[batch]",
+            "[generate]\nmodel_id = \"m\"\nlayout = [{ name = \"x\", shape = [\"loss<=4\"], dtype = \"int8\" }]\n[batch]",
+            "a 'loss_mask' already, which dimension 'loss' would bring",
+        ),
+        ("max_length = 8", "max_length = 8\nhomogeneity = \"group\"", "there are no groups; name them, as in groups = { mine = [\"a\"] }"),
+        (
+            "max_length = 8",
+            "max_length = 8\nhomogeneity = \"group\"\ngroups = { x = [\"b\"] }",
+            "pack.groups.x names 'b', which is not a dataset; datasets are a",
+        ),
+        ("max_length = 8", "max_length = 8\nhomogeneity = \"group\"\ngroups = { x = [\"a\"], y = [\"a\"] }", "dataset 'a' is in 2 groups"),
     ] {
         let text = SMALL.replace(from, to);
         assert_ne!(text, SMALL);
@@ -219,10 +245,8 @@ fn a_change_of_any_option_differs_in_the_field_of_its_name() {
         ("batch_size = 3", "batch_size = 4", "generate.batch_size"),
         ("input = \"ticket\"", "input = \"tokens\"", "generate.input"),
         ("teacher \\\"a\\\"", "teacher \\\"b\\\"", "generate.model_id"),
-        ("layer = 3", "layer = 4", "generate.model_cfg"),
-        ("shape = [4, 2]", "shape = [4, 3]", "generate.layout"),
-        ("batch_size = 3", "batch_size = 4", "generate.batch_size"),
-        ("input = \"ticket\"", "input = \"tokens\"", "generate.input"),
+        ("pad_to = 16", "pad_to = \"max\"", "generate.pad_to"),
+        ("seq<=9", "seq<=8", "generate.layout"),
     ];
     for (from, to, field) in changes {
         let changed = if field == "datasets" { FULL.replace(from, to) } else { FULL.replacen(from, to, 1) };

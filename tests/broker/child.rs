@@ -117,7 +117,7 @@ fn a_role_of_another_test() {
             use std::os::fd::AsFd;
             let outcome = laneway::os::socket::connect(std::path::Path::new(&argument)).map(|door| {
                 let said = laneway::exchange::door::send::<std::os::fd::OwnedFd>(door.as_fd(), b"{}", &[]);
-                laneway::os::process::poll_readable(&[door.as_fd()], 20_000);
+                laneway::os::process::poll_readable(&[door.as_fd()], std::time::Duration::from_secs(20));
                 let heard = laneway::exchange::door::receive::<laneway::exchange::door::FromBroker>(door.as_fd(), &mut Vec::new());
                 format!("sent {:?}, heard {heard:?}", said.map_err(|e| e.kind()))
             });

@@ -31,7 +31,7 @@ fn what_is_not_understood_is_an_error_with_a_suggestion() {
     let dir = Dir::new();
     for (args, words) in [
         (vec!["brocker"], "there is no command 'brocker'; did you mean broker?"),
-        (vec!["xyzzy"], "there is no command 'xyzzy'; See laneway --help"),
+        (vec!["xyzzy"], "there is no command 'xyzzy'; see laneway --help"),
         (vec!["broker", "--frontent", "x"], "there is no option '--frontent'; did you mean --frontend?"),
         (vec!["broker", "now"], "there is no option 'now'"),
         (vec!["broker", "--dir"], "--dir needs a value: --dir DIR"),

@@ -5,7 +5,7 @@ use laneway::exchange::door::{self, Arrived, FromBroker, ToBroker};
 use laneway::exchange::wire::{Hello, HelloOk, Introduction, Kind, Message};
 use laneway::os::{process, socket};
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A DEALER at one of the broker's sockets.
 pub struct Raw {
@@ -70,7 +70,7 @@ impl Door {
     pub fn hear(&self) -> Arrived<FromBroker> {
         let until = Instant::now() + PATIENCE;
         while Instant::now() < until {
-            process::poll_readable(&[self.0.as_fd()], 1000);
+            process::poll_readable(&[self.0.as_fd()], Duration::from_secs(1));
             match door::receive(self.0.as_fd(), &mut Vec::new()) {
                 Arrived::Nothing => {}
                 arrived => return arrived,

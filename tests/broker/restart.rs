@@ -22,7 +22,7 @@ fn after_each_kill_everybody_registers_again_with_the_same_seat_page_and_model()
     let (w, w_heard) = join_worker(&dir, worker(1));
     let model = Arc::new(Model { id: "layer_0".into(), config: Some("{}".into()), run: None });
     leader.set_model("job", 1, &model, soon()).unwrap();
-    *leader_heard.model.lock().unwrap() = Some((1, model.clone()));
+    w_heard.wait_for(2, "both seats", |h| matches!(h, Heard::Attach { .. }));
     let mut epochs = vec![w.epoch()];
     for round in 2..=5 {
         broker.kill();
@@ -77,11 +77,35 @@ fn what_is_asked_while_no_broker_is_there_is_answered_by_the_next_one() {
         set.join().unwrap().unwrap();
         assert_eq!(*get.join().unwrap().unwrap(), model);
     });
-    // Acknowledged by the broker, not yet told by the handle: the link itself tells it to the next one.
     broker.kill();
     broker = Program::start(&dir);
     assert_eq!(*w.get_model("job", 1, soon()).unwrap(), model);
     drop(broker);
+}
+
+#[test]
+fn a_new_broker_has_as_many_of_a_groups_models_as_the_one_that_was_killed() {
+    let dir = Dir::new();
+    let mut broker = Program::start(&dir);
+    let (leader, leader_heard) = join_student(&dir, student("job", 0));
+    let (w, _) = join_worker(&dir, worker(1));
+    // One is large: it comes in pieces, between which no other may come.
+    let model = |n: u64| Model { id: format!("layer_{n}").repeat(if n == 4 { 1 << 19 } else { 1 }), config: None, run: Some(format!("run {n}")) };
+    (1..=6).for_each(|n| leader.set_model("job", n, &model(n), soon()).unwrap());
+    let mut kept = |round: usize| {
+        broker.kill();
+        // The leader knows what it said, whoever is there to ask.
+        assert_eq!(*leader.get_model("job", 3, Instant::now()).unwrap(), model(3));
+        broker = Program::start(&dir);
+        leader_heard.wait_for(round, "JOINED again", |h| matches!(h, Heard::Joined { .. }));
+        (3..=6).for_each(|n| assert_eq!(*w.get_model("job", n, soon()).unwrap(), model(n), "generation {n}"));
+        assert_eq!(w.get_model("job", 2, soon()).unwrap_err().status, Status::Stale);
+    };
+    kept(2);
+    kept(3);
+    // The one that is set next is the newest everywhere.
+    leader.set_model("job", 7, &model(7), soon()).unwrap();
+    assert_eq!(*w.get_model("job", 7, soon()).unwrap(), model(7));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use laneway::base::{DType, Layout, Result, TensorSpec};
 use laneway::exchange::link::{Hello, Link, Peer};
-use laneway::exchange::message::{Endpoints, MediumIntro, Model, StudentIntro, StudentRole, Uuid, WorkerIntro};
+use laneway::exchange::message::{Endpoints, MediumIntro, StudentIntro, StudentRole, Uuid, WorkerIntro};
 use laneway::os::memory::memfd;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -112,7 +112,6 @@ pub struct Listener {
     /// Seats by worker, and how many there are.
     pub seats: Mutex<(HashMap<Uuid, u32>, u32)>,
     pub page: Mutex<Option<OwnedFd>>,
-    pub model: Mutex<Option<(u64, Arc<Model>)>>,
 }
 
 impl Listener {
@@ -185,10 +184,6 @@ impl Peer for Listener {
 
     fn group_page(&self) -> Option<OwnedFd> {
         self.page.lock().unwrap().as_ref().map(|p| p.try_clone().unwrap())
-    }
-
-    fn current_model(&self) -> Option<(u64, Arc<Model>)> {
-        self.model.lock().unwrap().clone()
     }
 
     fn refused(&self, error: laneway::base::Error) {

@@ -61,6 +61,12 @@ impl Gpu {
         free
     }
 
+    /// Stops all streams of this process until the answer is dropped.
+    pub fn hold() -> Hold {
+        set_hold(1);
+        Hold
+    }
+
     /// Handles opened and closed by this process, as the stand-in has counted.
     pub fn opens_and_closes() -> (u64, u64) {
         let (mut opens, mut closes) = (0, 0);
@@ -71,4 +77,18 @@ impl Gpu {
         }
         (opens, closes)
     }
+}
+
+/// See [`Gpu::hold`].
+pub struct Hold;
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        set_hold(0);
+    }
+}
+
+fn set_hold(hold: c_int) {
+    // SAFETY: the stand-in's function of that name, which gives nothing back.
+    unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(c_int)>(function("standinCudaHold"))(hold) };
 }

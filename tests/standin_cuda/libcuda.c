@@ -71,12 +71,12 @@ struct Event {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t completed = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t completed = PTHREAD_COND_INITIALIZER, let_go = PTHREAD_COND_INITIALIZER;
 static int initialised_by, device_count, visible[MOST_DEVICES], visible_count;
 static size_t memory_size = (size_t)1 << 30, used[MOST_DEVICES];
 static int fault_init, fault_export, fault_open, fault_nopeer, fault_register, slow_ms;
 static long lost_at, copies;
-static int lost;
+static int lost, held;
 static Context contexts[MOST_DEVICES];
 static Block blocks[MOST_BLOCKS];
 static Stream* streams[MOST_STREAMS];
@@ -419,6 +419,14 @@ int cuMemHostUnregister(void* start) {
   return (uintptr_t)start % 4096 ? INVALID_VALUE : OK;
 }
 
+// For tests: with `hold` 1 no stream of this process goes on until it is called with 0.
+void standinCudaHold(int hold) {
+  pthread_mutex_lock(&lock);
+  held = hold;
+  pthread_cond_broadcast(&let_go);
+  pthread_mutex_unlock(&lock);
+}
+
 // Streams: a queue and a thread each.
 
 static void* run(void* argument) {
@@ -426,6 +434,7 @@ static void* run(void* argument) {
   pthread_mutex_lock(&lock);
   for (;;) {
     while (!stream->first) pthread_cond_wait(&stream->changed, &lock);
+    while (held) pthread_cond_wait(&let_go, &lock);
     Op* op = stream->first;
     if (op->kind == COPY || op->kind == SET) {
       pthread_mutex_unlock(&lock);

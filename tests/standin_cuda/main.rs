@@ -6,6 +6,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod gpu;
+mod overlap;
 mod process;
 
 use common::*;

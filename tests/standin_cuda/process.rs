@@ -117,6 +117,8 @@ fn be_worker() {
             worker.stop();
         });
         let mut gpu: Option<Gpu> = None;
+        // What a copy reads must stay until it is done, which `commit` does not wait for.
+        let mut read = Vec::new();
         let mut tasks = Vec::new();
         while worker.take(2, &mut tasks, patience()).is_ok() {
             let bytes: Vec<_> = tasks.iter().map(|t| payload(t.lane, t.step, t.generation, t.capacity)).collect();
@@ -136,6 +138,7 @@ fn be_worker() {
                 tasks.iter().for_each(|t| drop(worker.fail(t.id, &e.message)));
             }
             tasks.clear();
+            read.extend(bytes);
         }
     });
     worker.close();

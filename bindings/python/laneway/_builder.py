@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import os
 import tempfile
@@ -54,7 +55,8 @@ class Options:
             setattr(self, name, value)
         if self.mapping_strategy not in (None, "contiguous", "interleaved"):
             raise ValueError(f"mapping_strategy is {self.mapping_strategy!r}; expected 'contiguous' or 'interleaved'")
-        self.cache_dir()
+        # Each of these says what is wrong.
+        _ = self.cache_dir(), self.ranks, self.rank
 
     def cache_dir(self) -> str | None:
         """Of ``io_options={"cache": {"enabled": True, "root": …}}``."""
@@ -198,13 +200,27 @@ class WrittenTokenizer:
 
 def signature(function: Any) -> str:
     """A name with a hash of the function's code, so that a checkpoint of an edited function is refused. What it closes over, or calls, is not seen."""
+    if isinstance(function, functools.partial):
+        return signature(function.func)
     name = getattr(function, "__qualname__", type(function).__qualname__)
+    if not hasattr(function, "__code__"):
+        function = getattr(type(function), "__call__", None)
     code = getattr(function, "__code__", None)
     if code is None:
         return name
-    return f"{name} {hashlib.sha256(_code(code)).hexdigest()[:12]}"
+    defaults = [d for d in getattr(function, "__defaults__", None) or () if isinstance(d, (str, int, float))]
+    return f"{name} {hashlib.sha256(_code(code) + repr(defaults or '').encode()).hexdigest()[:12]}"
 
 
 def _code(code: CodeType) -> bytes:
-    constants = b"".join(_code(c) if isinstance(c, CodeType) else repr(c).encode() for c in code.co_consts)
+    constants = b"".join(_code(c) if isinstance(c, CodeType) else _constant(c).encode() for c in code.co_consts)
     return code.co_code + constants + repr(code.co_names).encode()
+
+
+def _constant(value: Any) -> str:
+    """As ``repr``, but the same in every process: sets of texts have another order in each."""
+    if isinstance(value, frozenset):
+        return f"frozenset({sorted(map(_constant, value))})"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_constant, value))}{',' * (len(value) == 1)})"
+    return repr(value)

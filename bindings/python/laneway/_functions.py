@@ -50,6 +50,8 @@ def _mapping(function: Callable[[str], str]) -> Callable[..., int]:
     append = _native.lib().lw_text_append
 
     def call(_user: int | None, text: int, length: int, out: int) -> int:
+        if _interrupts:
+            return -1
         with _failures():
             made = function(ctypes.string_at(text, length).decode())
             if not isinstance(made, str):
@@ -64,11 +66,29 @@ def _mapping(function: Callable[[str], str]) -> Callable[..., int]:
 
 def _filtering(function: Callable[[str], Any]) -> Callable[..., int]:
     def call(_user: int | None, text: int, length: int) -> int:
+        if _interrupts:
+            return -1
         with _failures():
             return 1 if function(ctypes.string_at(text, length).decode()) else 0
         return -1
 
     return call
+
+
+# A Ctrl-C that came while a function ran on the main thread, which it does in loaders without threads. Until it is raised, functions fail at once.
+_interrupts: list[KeyboardInterrupt] = []
+
+
+def interrupted() -> bool:
+    """Whether there is one that is still to be raised."""
+    return bool(_interrupts)
+
+
+def take_interrupt() -> KeyboardInterrupt | None:
+    """The Ctrl-C that a function was ended by, once."""
+    interrupt = _interrupts[-1] if _interrupts else None
+    _interrupts.clear()
+    return interrupt
 
 
 @contextlib.contextmanager
@@ -77,5 +97,7 @@ def _failures() -> Any:
     try:
         yield
     except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            _interrupts.append(error)
         text = "".join(traceback.format_exception(error)).strip().encode("utf-8", "replace")
         _native.lib().lw_set_last_error(text, len(text))

@@ -225,6 +225,15 @@ def find_program() -> Path:
     raise FileNotFoundError(f"the laneway program was not found beside {beside} or in PATH; set LANEWAY_BIN, or start it yourself")
 
 
+def deadline(timeout_s: float | None) -> int:
+    """The time at which a wait of so many seconds ends; None is for ever."""
+    if timeout_s is None:
+        return NEVER
+    if not timeout_s >= 0:
+        raise ValueError(f"timeout_s is {timeout_s}; expected seconds, 0 or more, or None")
+    return monotonic_ns() + int(timeout_s * 1e9) if timeout_s < 1e9 else NEVER
+
+
 def check(status: int) -> None:
     """Raises the exception of a status that is not OK, with this thread's last message."""
     if status != Status.OK:

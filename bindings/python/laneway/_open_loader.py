@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -15,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from . import _native, _structs
-from ._functions import Function
+from ._functions import Function, interrupted, take_interrupt
 from ._operators import Operator
+from ._owned import free_with
 from ._process import LOADERS, at_exit, forks
 from .batch import Batch, _Native
 from .errors import Forked, Status
@@ -65,6 +67,7 @@ class OpenLoader:
         self._next = self._lib.lw_loader_next
         self._handle = 0
         self._handle = self._patiently(lambda: self._make(recipe, rank, ranks, tuning))
+        free_with(self, self._lib.lw_loader_free, self._handle)
         self._info = json.loads(self.text("lw_loader_info"))
         self._counted = not self._info["finite"]
         self._firsts: list[np.ndarray] | None = None
@@ -186,10 +189,6 @@ class OpenLoader:
                 f"this loader was opened by process {self.pid}, and this is its forked child {os.getpid()}: make a Loader here, or fork before its first use"
             )
 
-    def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:
-        if getattr(self, "_handle", 0) and self.pid == getpid():
-            self._lib.lw_loader_free(self._handle)
-
     def _patiently(self, work: Callable[[], int]) -> int:
         """What ``work()`` returns, which may have to index or to count first; done on a thread of its own, so that Ctrl-C is noticed at once."""
         done = False
@@ -222,6 +221,24 @@ class OpenLoader:
 
     def _error(self, status: int) -> BaseException:
         return self._watch.take_failure() or _native.error(status)
+
+
+class InlineLoader(OpenLoader):
+    """The same, of a loader without threads, in whose :meth:`next` the user's functions run, and a Ctrl-C ends them."""
+
+    def next(self, deadline: int = _native.NEVER) -> int | None:
+        try:
+            if not interrupted():
+                return super().next(deadline)
+        except Exception:
+            if not interrupted():
+                raise
+        interrupt = take_interrupt()
+        assert interrupt is not None
+        # What the functions left undone has failed; from the same place anew it has not.
+        with contextlib.suppress(Exception):
+            self.move([self.text("lw_loader_save_json").encode()])
+        raise interrupt
 
 
 def loader_options(tuning: Tuning, functions: list[Any], operators: list[Any], progress: Any) -> _structs.LoaderOptions:

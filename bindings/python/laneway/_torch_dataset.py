@@ -24,6 +24,12 @@ class LanesDataset(IterableDataset):  # type: ignore[misc,type-arg]
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
+        if worker is not None and worker.num_workers > 1 and self.loader._asks_teachers:
+            raise Unsupported(
+                f"DataLoader(num_workers={worker.num_workers}) of a recipe with a [generate]: the teachers are asked by one process a rank, in the order of its rows. "
+                "Use num_workers=0: the loader has threads of its own and asks `prefetch` steps ahead, and the teachers are other processes already; "
+                "or Loader(generate=False) for rows alone"
+            )
         # DataLoader takes batches from workers in turn, so worker w has those from the w-th on, every n-th: the same order.
         return iter(self.loader) if worker is None else islice(self.loader, worker.id, None, worker.num_workers)
 

@@ -60,8 +60,9 @@ class WorkerOptions:
 class Task:
     """One sample to be made. ``task["x"]`` is the tensor ``x``, in the student's memory: what is written there is the sample.
 
-    Where the student's memory is a GPU's and the worker has a ``device``, so is the tensor: a torch tensor of that device, or a :class:`~laneway.DeviceTensor`. What is
-    queued on torch's current stream (without torch: on the device) when the function returns is waited for before the sample is published.
+    Where the student's memory is a GPU's and the worker has a ``device``, so is the tensor: a torch tensor of that device, or a :class:`~laneway.DeviceTensor`. The sample
+    is published once what is queued on torch's current stream when the function returns is done; the next tasks are begun meanwhile. Without torch, all that is queued on
+    the device is waited for.
 
     Valid until the function that got it returns; a view that is kept longer looks at memory that belongs to others by then.
     What the memory holds at first is undefined.
@@ -368,7 +369,7 @@ class WorkerLoop:
         with_tensors = self._options.fill_fn is not None and config is not None
         task.tensors = _device.worker_tensors(self._handle, own, config, self._as_torch) if with_tensors and config is not None else {}
         if index == 0 and with_tensors:
-            # Whatever the function queues on this stream is waited for before its tasks are published.
+            # Its tasks are published once what the function queues on this stream is done.
             self._stream = _device.current_stream(_device.device_of(_native.lib().lw_worker_tensor, self._handle, own))
         self._raw_tasks[index] = own
         return -1 - index

@@ -6,14 +6,15 @@ import ctypes
 import functools
 import json
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ctypes import byref, c_size_t, c_void_p
 from typing import Any, Literal
 
 import numpy as np
 
 from . import _dtypes, _native, _structs
-from ._process import forks
+from ._owned import free_with
+from ._ragged import name_of
 from .errors import Unsupported
 
 TENSORS = ("input_ids", "labels", "positions", "segment_ids", "loss_mask", "cu_seqlens")
@@ -50,7 +51,9 @@ class Batch:
     - ``segment_ids`` (int32): which document of its row, from 1; 0 in padding;
     - ``loss_mask`` (bool): whether the label counts;
     - ``cu_seqlens`` (int32, ``[segments + 1]``): where segments start in the batch laid out as one sequence, and its end;
-    - what teachers made (a recipe's ``[generate]``), by the names of its layout: ``batch["logits"]``, ``rows × shape``, zero for rows of padding.
+    - what teachers made (a recipe's ``[generate]``), by the names of its layout: ``batch["logits"]``, ``rows × shape``, zero for rows of padding. A ragged
+      dimension, ``"seq<=2048"`` in the layout, has the size that the recipe's ``pad_to`` says, with zeroes behind each row's data, and comes with
+      ``batch["seq_lengths"]`` (int64, ``[rows]``) and ``batch["seq_mask"]`` (bool, ``rows × size``), True where there is data.
 
     Attributes:
         step: the step that it belongs to, from 0.
@@ -59,7 +62,7 @@ class Batch:
         num_tokens: tokens of documents, padding left out.
         num_valid_tokens: labels that count; divide a loss by their sum over all ranks and microbatches of the step.
         max_seqlen: the longest segment of ``cu_seqlens``.
-        taught: names of the tensors that teachers made; empty without teachers.
+        taught: names of the tensors that teachers made, with lengths and masks of their ragged dimensions; empty without teachers.
         emit_positions: whether :meth:`to_training` gives positions, as ``pack_flat(emit_positions=…)`` said.
     """
 
@@ -157,7 +160,7 @@ class Batch:
         Raises:
             Unsupported: the batch has NumPy arrays."""
         self._needs_torch("to")
-        return {name: self[name].to(device, non_blocking=non_blocking) for name in TENSORS}
+        return {name: self[name].to(device, non_blocking=non_blocking) for name in self.keys()}
 
     def pin_memory(self) -> Batch:
         """This batch with its torch tensors copied to page-locked memory, from which a GPU copies by itself. ``DataLoader(pin_memory=True)`` calls it. Needs
@@ -165,7 +168,7 @@ class Batch:
         self._needs_torch("pin_memory")
         pinned = Batch(self._source, True, self._context)
         pinned.emit_positions = self.emit_positions
-        pinned._tensors = {name: self[name].pin_memory() for name in TENSORS}
+        pinned._tensors = {name: self[name].pin_memory() for name in self.keys()}
         return pinned
 
     def _needs_torch(self, what: str) -> None:
@@ -254,19 +257,23 @@ def _memory(size: int) -> Any:
 
 
 def _dtypes_of(layout: int) -> dict[str, str]:
-    """Names and dtypes of a layout's tensors."""
-    return {spec["name"]: spec["dtype"] for spec in json.loads(_native.text(_native.lib().lw_layout_to_json, layout))["specs"]}
+    """Names and dtypes of the tensors that a batch has of a layout: its own, then lengths and mask of each ragged dimension."""
+    specs = json.loads(_native.text(_native.lib().lw_layout_to_json, layout))["specs"]
+    dims = dict.fromkeys(name for spec in specs for size in spec["shape"] if (name := name_of(size)) is not None)
+    return {spec["name"]: spec["dtype"] for spec in specs} | {
+        tensor: dtype for dim in dims for tensor, dtype in ((f"{dim}_lengths", "int64"), (f"{dim}_mask", "bool"))
+    }
 
 
 class _Native:
     """One reference to an ``lw_batch``."""
 
-    __slots__ = ("forks", "handle", "info", "release", "taught")
+    __slots__ = ("__weakref__", "handle", "info", "taught")
 
     def __init__(self, handle: int) -> None:
         lib = _native.lib()
-        self.release = lib.lw_batch_release
-        self.handle, self.forks = handle, forks()
+        free_with(self, lib.lw_batch_release, handle)
+        self.handle = handle
         info = _structs.BatchInfo()
         _native.check(lib.lw_batch_describe(handle, byref(info)))
         self.info: Sequence[int] = _INFO.unpack(info)
@@ -298,11 +305,6 @@ class _Native:
         records = np.empty(count.value, dtype)
         _native.check(function(self.handle, c_void_p(records.ctypes.data), count.value, ctypes.byref(count)))
         return records
-
-    def __del__(self, forks: Callable[[], int] = forks) -> None:
-        # A forked child's copy is the parent's business.
-        if self.forks == forks():
-            self.release(self.handle)
 
 
 class _Copied:

@@ -16,6 +16,8 @@ from .errors import NotFound, Unsupported
 __all__ = ["Dataset", "InMemoryShard"]
 
 _FORMATS = ("jsonl", "parquet", "text")
+_UNITS = ("line", "paragraph", "file")
+_POLICIES = ("error", "skip", "replace")
 
 
 class InMemoryShard:
@@ -73,14 +75,21 @@ class Dataset:
         Raises:
             NotFound: nothing is there.
             Unsupported: a remote path, or a format that this build does not read.
+            TypeError, ValueError: an argument of another kind.
         """
-        paths = [os.fspath(p) for p in ([path] if isinstance(path, (str, os.PathLike)) else path)]
+        given = [path] if isinstance(path, (str, os.PathLike)) else path
+        if not isinstance(given, Sequence) or not given or not all(isinstance(p, (str, os.PathLike)) for p in given):
+            raise TypeError(f"dataset {name!r}: path is {path!r}; expected a path, or a list of at least one")
+        paths = [os.fspath(p) for p in given]
         for p in paths:
             if "://" in p:
                 scheme = p.partition("://")[0]
                 raise Unsupported(f"dataset {name!r}: {p}: this build reads local files only, not {scheme}://; download it and give its folder")
             if not any(c in p for c in "*?[") and not os.path.exists(p):
                 raise NotFound(f"dataset {name!r}: {p} does not exist")
+        for key, value, known in (("text_unit", text_unit, _UNITS), ("on_error", on_error, _POLICIES)):
+            if value is not None and value not in known:
+                raise ValueError(f"dataset {name!r}: {key} is {value!r}; expected one of {', '.join(known)}")
         if fmt is not None and fmt not in _FORMATS:
             raise Unsupported(f"dataset {name!r}: fmt is {fmt!r}; this build reads {', '.join(_FORMATS)}")
         return cls(name, paths, format=fmt, text_unit=text_unit, on_error=on_error)
@@ -88,6 +97,8 @@ class Dataset:
     @classmethod
     def from_dict(cls, name: str, shards: Mapping[int, InMemoryShard | Sequence[Mapping[str, Any]]]) -> Dataset:
         """Documents in memory: ``{0: InMemoryShard([{"text": …}, …]), …}``. They are written to a temporary folder, which goes with this object."""
+        if not isinstance(shards, Mapping):
+            raise TypeError(f"dataset {name!r}: shards is a {type(shards).__name__}; expected a dict of numbers and rows: {{0: [{{'text': …}}, …]}}")
         dataset = cls(name, [])
         dataset._shards = {int(i): s if isinstance(s, InMemoryShard) else InMemoryShard(s) for i, s in shards.items()}
         return dataset
@@ -113,6 +124,8 @@ class Dataset:
         return self._folder
 
     def _line(self, shard: int, number: int, row: Mapping[str, Any]) -> str:
+        if not isinstance(row, Mapping):
+            raise TypeError(f"dataset {self.name!r}: row {number} of shard {shard} is a {type(row).__name__}; expected a dict, {{'text': …}} say")
         try:
             return json.dumps(row, allow_nan=False) + "\n"
         except (TypeError, ValueError) as error:

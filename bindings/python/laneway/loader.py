@@ -13,7 +13,7 @@ from . import _dtypes, _native
 from ._dtypes import Framework
 from ._functions import Function
 from ._operators import Operator
-from ._open_loader import OpenLoader, ProgressFn, Tuning
+from ._open_loader import InlineLoader, OpenLoader, ProgressFn, Tuning
 from ._process import ProcessLock
 from .batch import Batch
 from .errors import Closed, InvalidArgument
@@ -103,6 +103,10 @@ class Loader:
         self._start: list[bytes] | int | None = None
         self._renew()
 
+    @property
+    def _asks_teachers(self) -> bool:
+        return self._tuning.generate is not False and self.recipe.taught_config() is not None
+
     def _check_rank(self) -> None:
         if self.rank >= self.ranks:
             raise ValueError(f"rank is {self.rank}; expected 0 to {self.ranks - 1}, since ranks is {self.ranks}")
@@ -131,8 +135,7 @@ class Loader:
                 loader is moved or loaded.
         """
         opened = self._opened()
-        deadline = _native.NEVER if timeout_s is None else _native.monotonic_ns() + int(timeout_s * 1e9)
-        handle = opened.next(deadline)
+        handle = opened.next(_native.deadline(timeout_s))
         return None if handle is None else opened.batch(handle, _dtypes.use_torch(self._framework))
 
     def state_dict(self) -> dict[str, Any]:
@@ -150,7 +153,7 @@ class Loader:
             Refused: the recipe, the tokenizer or the data is another; names the field. The loader stays where it was.
             Corrupt: the state is damaged.
         """
-        states = [state] if isinstance(state, Mapping) else list(state)
+        states = [state] if isinstance(state, Mapping) or not isinstance(state, Sequence) else list(state)
         for part in states:
             if not isinstance(part, Mapping) or not {"meta", "lanes"} <= part.keys():
                 raise InvalidArgument("a state is a dict with 'meta' and 'lanes', as state_dict() gives it, or a list of such")
@@ -249,7 +252,7 @@ class Loader:
 
         The loader has threads of its own, so ``num_workers=0`` is what pays. With workers, each makes every batch and hands over its share, so
         batches and their order are the same; they open the loader themselves, so it must not be open yet in this process. Its state is then
-        in the workers: save with ``num_workers=0``."""
+        in the workers: save with ``num_workers=0``. Teachers of a ``[generate]`` are asked by one process: ``num_workers`` of 2 or more is refused."""
         from ._torch_dataset import LanesDataset
 
         return LanesDataset(self)
@@ -262,7 +265,8 @@ class Loader:
             opened.close()
 
     def _fresh(self) -> OpenLoader:
-        return OpenLoader(self.recipe, self.rank, self.ranks, self._tuning, self._functions, self._operators, self._progress)
+        kind = InlineLoader if self._tuning.threads == 0 else OpenLoader
+        return kind(self.recipe, self.rank, self.ranks, self._tuning, self._functions, self._operators, self._progress)
 
     def _opened(self) -> OpenLoader:
         opened = self._open

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import os
@@ -164,6 +165,8 @@ class Pipeline(PublishedSteps):
                 "eos_token_id": (eos_token_id, [None], named),
             },
         )
+        if not isinstance(field, str) or not field:
+            raise TypeError(f"tokenize(field={field!r}): expected the name of the field, or column, that holds the text")
         self._field, self._truncate = field, max_length
         path = os.fspath(tokenizer) if tokenizer is not None else tokenizer_id
         tokens = {"bos_token": bos_token, "eos_token": eos_token, "pad_token": pad_token}
@@ -263,6 +266,8 @@ class Pipeline(PublishedSteps):
         """Shuffles rows among ``buffer_size`` (8192), counted over all lanes; ``seed`` None: the source's. Rows move within windows, the first ones smaller; there
         is one algorithm, whichever of the published ``"streaming"``, ``"block"`` and ``"block_warmup"`` is named, and one ``warmup_growth``."""
         self._change()
+        if self._pack is None:
+            raise InvalidArgument("shuffle() comes after pack_flat(): it moves rows; in what order documents come is the source's")
         only("shuffle", {"algorithm": (algorithm, ["streaming", "block", "block_warmup"], "rows are shuffled in windows, the first ones smaller")})
         size = 8192 if buffer_size is None else check_count("buffer_size", buffer_size, 0, 2**63 - 1)
         self._shuffle = {"buffer_size": size, "seed": seed}
@@ -284,6 +289,7 @@ class Pipeline(PublishedSteps):
         *,
         model_cfg: Mapping[str, Any] | None = None,
         input: str = "ticket",
+        pad_to: str | int | None = None,
         options: GenerateOptions | bool = True,
         placement: str = "auto",
         parallelism: int | None = None,
@@ -297,18 +303,23 @@ class Pipeline(PublishedSteps):
             batch_size: most rows that a worker takes at once.
             input: what a worker is given of a row: ``"ticket"``, from which it makes the row itself (``task.rows``), or ``"tokens"``, the row
                 (``task.inputs``).
+            pad_to: the size of ragged dimensions in a batch: ``"longest"`` (as None) of its rows, ``"max"``, or a number that sizes are to be a multiple of.
             options: where the workers are. It changes no byte.
         """
         self._change()
         if not isinstance(layout, BatchConfig):
             raise TypeError(f"layout is a {type(layout).__name__}; expected a BatchConfig")
-        specs = [{"name": s.name, "shape": list(s.shape), "dtype": s.dtype} for s in layout.specs]
+        specs = layout.to_dict()["specs"]
         cfg = None if model_cfg is None else json.loads(to_json(model_cfg) or "{}")
         if _has_none(cfg):
             raise InvalidArgument("model_cfg holds None, for which a recipe has no form; leave the key out")
-        self._generate = {"model_id": model_id, "model_cfg": cfg, "layout": specs, "batch_size": batch_size, "input": input}
+        self._generate = {"model_id": model_id, "model_cfg": cfg, "layout": specs, "batch_size": batch_size, "input": input, "pad_to": pad_to}
         self._reached = options
         return self._place(placement, parallelism)
+
+    @property
+    def _asks_teachers(self) -> bool:
+        return self._reached is not False and self._generate is not None
 
     def set_model(self, model_id: str, model_cfg: Mapping[str, Any] | None = None, *, from_step: int) -> None:
         """:meth:`Loader.set_model`."""
@@ -430,7 +441,7 @@ class Pipeline(PublishedSteps):
     def restore(self, ckpt: State | Sequence[State]) -> None:
         """Goes on from a checkpoint, or from several ranks' checkpoints, merged or as a list. Lanes and global batch that :meth:`options` left open
         are the checkpoint's. Checked against recipe and data when the pipeline is next used."""
-        states = [ckpt] if isinstance(ckpt, Mapping) else list(ckpt)
+        states = list(ckpt) if isinstance(ckpt, Sequence) else [ckpt]
         if not states or not all(isinstance(s, Mapping) and {"meta", "lanes"} <= s.keys() for s in states):
             raise InvalidArgument("a checkpoint is a dict with 'meta' and 'lanes', as checkpoint() gives it, or a list of such")
         self._reset()
@@ -492,7 +503,10 @@ class Pipeline(PublishedSteps):
             if part is None:
                 raise InvalidArgument(f"this Pipeline lacks .{call}; it needs tokenize, pack_flat and batch")
         assert self._pack is not None and self._microbatch_size is not None
-        keys = dict(self.source.tables(self._field))
+        given = self.source.tables(self._field)
+        if not isinstance(given, Mapping):
+            raise TypeError(f"{type(self.source).__name__}.tables() returned a {type(given).__name__}; expected a dict: {{'seed': …, 'dataset': [{{…}}], …}}")
+        keys = dict(given)
         pack = dict(self._pack)
         if self._decoded is not None and self._field not in self._decoded:
             raise InvalidArgument(f"decode_text(fields={list(self._decoded)}) does not name {self._field!r}, which tokenize reads")
@@ -523,7 +537,8 @@ class Pipeline(PublishedSteps):
     def __getattr__(self, name: str) -> Any:
         if name in UNSUPPORTED_METHODS:
             raise Unsupported(f"Pipeline.{name}: not in this build: {UNSUPPORTED_METHODS[name]}")
-        raise AttributeError(f"'Pipeline' object has no attribute {name!r}")
+        near = difflib.get_close_matches(name, [n for n in dir(type(self)) if not n.startswith("_")], 1)
+        raise AttributeError(f"'Pipeline' object has no attribute {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_loader": None} if self._loader is None else self._refuse()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _native
+from ._owned import free_with
 from .batch_config import BatchConfig
 
 
@@ -27,7 +28,11 @@ class Recipe:
         out = c_void_p()
         where = None if base is None else os.fspath(base).encode()
         _native.check(_native.lib().lw_recipe_parse(encoded, len(encoded), where, ctypes.byref(out)))
-        self._handle = out
+        self._own(out)
+
+    def _own(self, handle: c_void_p) -> None:
+        self._handle = handle
+        free_with(self, _native.lib().lw_recipe_free, handle)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Recipe:
@@ -40,7 +45,7 @@ class Recipe:
         recipe = cls.__new__(cls)
         out = c_void_p()
         _native.check(_native.lib().lw_recipe_load(os.fsencode(path), ctypes.byref(out)))
-        recipe._handle = out
+        recipe._own(out)
         return recipe
 
     @classmethod
@@ -67,6 +72,8 @@ class Recipe:
         if isinstance(given, os.PathLike):
             return cls.load(given)
         if isinstance(given, str):
+            if not given:
+                raise ValueError("recipe is ''; expected the path of a TOML file, or TOML text")
             return cls.parse(given) if "\n" in given else cls.load(Path(given))
         raise TypeError(f"recipe is a {type(given).__name__}; expected a path, TOML text, a dict or a Recipe")
 
@@ -107,11 +114,6 @@ class Recipe:
 
     def __repr__(self) -> str:
         return f"Recipe(fingerprint={self.fingerprint:016x})"
-
-    def __del__(self) -> None:
-        handle = getattr(self, "_handle", None)
-        if handle:
-            _native.lib().lw_recipe_free(handle)
 
 
 def to_toml(keys: Mapping[str, Any]) -> str:

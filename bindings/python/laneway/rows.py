@@ -10,9 +10,10 @@ from typing import Any
 
 from . import _dtypes, _native, _structs
 from ._dtypes import Framework
-from ._functions import Function
+from ._functions import Function, take_interrupt
 from ._open_loader import ProgressFn, Tuning, _Watch, first_documents, loader_options
 from ._operators import Operator
+from ._owned import free_with
 from .batch import Batch, _Native
 from .errors import Forked, Status
 from .loader import _as_functions, _as_operators
@@ -64,6 +65,7 @@ class Rows:
         )
         self._handle = 0
         self._handle = self._open(tuning)
+        free_with(self, self._lib.lw_rows_free, self._handle)
         self._firsts = first_documents(self._lib.lw_rows_dataset, self._handle)
 
     def _open(self, tuning: Tuning) -> int:
@@ -108,11 +110,7 @@ class Rows:
                 assert out.value is not None
                 return Batch(_Native(out.value), self._as_torch, self._firsts)
             if status not in (Status.TIMEOUT, Status.INTERRUPTED):
-                raise self._watch.take_failure() or _native.error(status)
-
-    def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:
-        if getattr(self, "_handle", 0) and self.pid == getpid():
-            self._lib.lw_rows_free(self._handle)
+                raise take_interrupt() or self._watch.take_failure() or _native.error(status)
 
     def __repr__(self) -> str:
         return f"Rows(recipe={self.recipe.fingerprint:016x})"

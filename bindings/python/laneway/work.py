@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_char_p, c_void_p
@@ -70,7 +71,9 @@ class WorkSource(ABC):
         if own := [name for name in _CHUNKED if name in cls.__dict__]:
             raise Unsupported(
                 f"{cls.__name__} hands out samples by itself ({', '.join(own)}), which is not supported by this build: the library orders documents by seed, "
-                "lane and position. Say in tables() what shall be mixed, and when ('schedule'); leave out or reorder documents with Pipeline.stateful_transform"
+                "lane and position, so that any rank can resume any lane from a position alone. Say in tables() what shall be mixed, and from which step on (a mixture's "
+                "'schedule'; or Pipeline.set_mixture while it runs); leave out, cut or reorder documents with Pipeline.stateful_transform; an order of your own "
+                "is files in that order, with shuffle_shards=False"
             )
 
     @abstractmethod
@@ -119,11 +122,16 @@ class StaticMixtureWorkSource(WorkSource):
         lane_assignment: str = "permute",
         token_estimation: TokenEstimation | None = None,
     ) -> None:
+        if not isinstance(datasets, Sequence) or not all(isinstance(d, Dataset) for d in datasets):
+            raise TypeError(f"datasets is {datasets!r}; expected a list of laneway.io.Dataset: [Dataset.from_path(name, path), …]")
         self.datasets = list(datasets)
         names = [d.name for d in self.datasets]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"datasets are {names}; expected at least one, each with a name of its own")
-        weights = dict(getattr(mixture, "weights", mixture))
+        mixture = getattr(mixture, "weights", mixture)
+        if not isinstance(mixture, Mapping) or not all(isinstance(w, numbers.Real) for w in mixture.values()):
+            raise TypeError(f"mixture is {mixture!r}; expected a weight for each dataset: {{{names[0]!r}: 1.0, …}}")
+        weights = dict(mixture)
         if set(weights) != set(names):
             raise ValueError(f"mixture names {sorted(weights)}; expected a weight for each of {sorted(names)}")
         self.weights = {name: float(weights[name]) for name in names}

@@ -54,7 +54,7 @@ class Worker:
         fill_fn: ``(tasks) -> None``, or one ``bytes`` for each task.
         batch_config: the tensors of a sample; students with other ones are refused by name of what differs. None: those of ``recipe``'s
             ``[generate]``.
-        batch_size: most tasks at once. Students allow 8 unless their ``max_batch`` says more.
+        batch_size: most tasks at once. Of one student it takes as many as its ``max_batch`` allows, 8 by default.
         framework: what ``task["x"]`` is: ``"torch"``, ``"numpy"``, or ``"auto"``: torch where it can be imported.
         spin_us: microseconds to look before sleeping when nothing is there; None: what pays on this machine.
         recipe: what :class:`~laneway.Rows` takes: from it the worker makes the rows that tickets name, :attr:`Task.rows`, so that only tickets travel.

@@ -3,10 +3,12 @@
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -73,6 +75,25 @@ def test_lanes_are_measured_beside_their_peers_and_without_cargo_the_rest_still_
     aims = {aim["text"]: aim for row in rows for aim in row["aims"]}
     assert aims["tokens per CPU-second of grain: ≥ 60×"]["met"] is not None
     assert aims["tokens per CPU-second of the engine alone: ≥ 0.8×"]["met"] is None, "what was not measured is neither met nor missed"
+
+
+def test_ranks_are_measured_beside_one_and_a_picture_shows_the_peers(tmp_path, harness):
+    if shutil.which("cargo") is None:
+        pytest.skip("needs cargo")
+    _, rows = run(tmp_path, "lanes_ranks", LANEWAY_BENCH_CORPUS=str(small_corpus(tmp_path / "corpus")))
+    (row,) = rows
+    assert [line["title"] for line in row["lines"]] == ["1 rank", "2 ranks", "4 ranks", "8 ranks"]
+    assert [len(turns[0]) for turns in row["raw"].values()] == [1, 2, 4, 8], "every rank ran"
+    tokens = [sum(found["tokens"] for found in turns[0]) for turns in row["raw"].values()]
+    assert len(set(tokens)) == 1, "all ranks together did the same"
+    assert not list(tmp_path.glob("*-lanes.svg")), "nothing to draw"
+
+    report, picture = harness("harness.report"), harness("harness.picture")
+    lines = [report.Line("laneway, from Python", {"M tokens/CPU-s": 50.0}), report.Line("grain", {"M tokens/CPU-s": 1.0}), report.Line("<zephon>", missing="no")]
+    drawn = picture.lanes([report.Row("lanes: read, tokenize, wrap 2048", lines)])
+    (_, *bars) = ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}rect")
+    widths = [float(bar.get("width")) for bar in bars]
+    assert widths[0] == pytest.approx(50 * widths[1], rel=0.01) and widths[2] == 0 and "&lt;zephon&gt;" in drawn and "not measured" in drawn
 
 
 def test_cpu_of_another_process_is_what_that_process_used(harness):

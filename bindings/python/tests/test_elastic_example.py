@@ -114,12 +114,14 @@ def test_what_laneway_did_not_keep_is_a_fault_and_on_the_page(record: Record, fa
     assert fault in write_page(record, tmp_path)[0].read_text()
 
 
-def test_the_demo_fails_if_either_part_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_demo_fails_if_any_part_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason="gguf is not installed: the demo as a whole was not tried")
     spec = importlib.util.spec_from_file_location("demo", EXAMPLE.parent / "demo.py")
     demo = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(demo)
-    for distilled, resumed, part, status in [(0, 0, [], 0), (1, 0, [], 1), (0, 1, [], 1), (1, 0, ["--part", "elastic"], 0)]:
-        monkeypatch.setattr(demo, "PARTS", {"distill": lambda _, s=distilled: s, "elastic": lambda _, s=resumed: s})
+    names = list(demo.PARTS)
+    assert names == ["distill", "generate", "elastic"]
+    for ends, part, status in [((0, 0, 0), [], 0), ((1, 0, 0), [], 1), ((0, 1, 0), [], 1), ((0, 0, 1), [], 1), ((1, 1, 0), ["--part", "elastic"], 0)]:
+        monkeypatch.setattr(demo, "PARTS", {name: lambda _, end=end: end for name, end in zip(names, ends, strict=True)})
         monkeypatch.setattr(sys, "argv", ["demo.py", str(tmp_path), *part])
         assert demo.main() == status

@@ -163,6 +163,10 @@ def test_a_pipeline_has_teachers_as_one_more_call(house: Any, lanes: Path) -> No
                 built.set_model("second", {"scale": 3}, from_step=3)
                 built.set_mixture({"wiki": 1.0, "news": 0.0}, 4)
             np.testing.assert_array_equal(batch["scaled"], batch.input_ids.astype(np.float32) * (2 if step < 3 else 3))
+    asked = BatchConfig([TensorSpec("top", ("said<=4",), "float32", finite=True), TensorSpec("ids", ("said<=4",), "int32", min=0, max=9)])
+    assert build().generate("m", asked, pad_to="max").recipe.taught_config() == asked, "what is asked of values stays"
+    with pytest.raises(errors.InvalidArgument, match="pad_to is for ragged dimensions"):
+        _ = build().generate("m", CONFIG, pad_to="max").recipe
     with pytest.raises(TypeError, match="expected a BatchConfig"):
         build().generate("first", {"x": 1})  # type: ignore[arg-type]
     with pytest.raises(errors.InvalidArgument, match="model_cfg holds None"):
@@ -187,6 +191,69 @@ def test_workers_without_the_recipe_are_given_the_rows(house: Any, taught: str) 
             assert (batch.input_ids == same.input_ids).all()
             np.testing.assert_array_equal(batch["scaled"], batch.input_ids.astype(np.float32) * 2 + batch.positions)
     worker.stop()
+
+
+RAGGED = """
+[generate]
+model_id = "m"
+layout = [{ name = "top", shape = ["said<=12", 4], dtype = "float32", finite = true }, { name = "ids", shape = ["said<=12"], dtype = "int32" }]
+"""
+
+
+def said(lane: int, row: int) -> int:
+    return (3 * lane + row) % 13
+
+
+def answer(tasks: list[Task]) -> None:
+    """Says a different number of words of each row."""
+    for task in tasks:
+        views = task.set_length(said=said(task.lane, task.step))
+        assert views["top"].shape == (said(task.lane, task.step), 4)
+        views["top"][:] = np.random.default_rng(task.seed).standard_normal(views["top"].shape)
+        views["ids"][:] = task.step
+
+
+@pytest.mark.parametrize("pad_to", ["longest", "max", 5])
+def test_answers_of_different_lengths_are_filled_up_and_masked(house: Any, lanes: Path, pad_to: str | int) -> None:
+    from laneway import Recipe
+
+    torch = pytest.importorskip("torch")
+    recipe = Recipe.load(lanes).to_toml() + RAGGED + f"pad_to = {json.dumps(pad_to)}\n"
+    with Teaching(recipe, answer), Loader(recipe, microbatch_size=4, generate=GenerateOptions(group=f"r{pad_to}")) as loader:
+        for _ in range(30):
+            batch = next(loader)
+            assert batch.taught == ("top", "ids", "said_lengths", "said_mask")
+            lengths = [said(int(r["lane"]), int(r["number"])) for r in batch.rows]
+            size = {"longest": max(lengths), "max": 12}.get(str(pad_to), -(-max(lengths) // 5) * 5)
+            assert batch["said_lengths"].tolist() == lengths and batch["said_mask"].dtype == torch.bool
+            assert batch["top"].shape == (4, size, 4) and batch["ids"].shape == batch["said_mask"].shape == (4, size)
+            assert batch["said_mask"].sum(1).tolist() == lengths and not batch["top"][~batch["said_mask"]].any()
+            for row, length in enumerate(lengths):
+                assert batch["ids"][row, :length].tolist() == [int(batch.rows[row]["number"])] * length
+            # A loss over answers of different lengths, one of them empty perhaps, is a number, and so are its gradients.
+            guess = torch.zeros_like(batch["top"], requires_grad=True)
+            each = torch.nn.functional.kl_div(guess.log_softmax(-1), batch["top"].log_softmax(-1), log_target=True, reduction="none").sum(-1)
+            loss = (each * batch["said_mask"]).sum() / batch["said_mask"].sum().clamp(min=1)
+            loss.backward()
+            assert loss.isfinite() and guess.grad.isfinite().all() and not guess.grad[~batch["said_mask"]].any()
+        assert set(batch.to("cpu")) == set(dict(batch)) and torch.equal(batch.to("cpu")["top"], batch["top"])
+        again = pickle.loads(pickle.dumps(batch))
+        assert torch.equal(again["said_mask"], batch["said_mask"]) and (again.hashes == batch.hashes).all()
+
+
+def test_a_dataloader_with_several_workers_is_told_who_asks_the_teachers(house: Any, taught: str) -> None:
+    data = pytest.importorskip("torch").utils.data
+    loader = Loader(taught, generate=GenerateOptions(group="d"))
+    with pytest.raises(errors.Unsupported, match=r"num_workers=2\) of a recipe with a \[generate\](.|\n)*Use num_workers=0"):
+        next(iter(data.DataLoader(loader.to_torch_dataset(), batch_size=None, num_workers=2)))
+    alone = Loader(taught, generate=False)
+    batches = data.DataLoader(alone.to_torch_dataset(), batch_size=None, num_workers=2)
+    assert [batch.step for batch, _ in zip(batches, range(4), strict=False)] == [0, 1, 2, 3]
+    with Teaching(taught):
+        for workers in (0, 1):
+            one = Loader(taught, generate=GenerateOptions(group=f"d{workers}"))
+            batch = next(iter(data.DataLoader(one.to_torch_dataset(), batch_size=None, num_workers=workers)))
+            np.testing.assert_array_equal(batch["scaled"], batch.input_ids.float() * 2)
 
 
 def test_a_students_tickets_carry_what_it_gives(house: Any) -> None:

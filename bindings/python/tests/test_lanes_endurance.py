@@ -71,6 +71,52 @@ except KeyboardInterrupt:
 """
 
 
+INTERRUPTED = """
+import random, signal, sys, time
+from laneway import Loader, Recipe
+
+raised = caught = 0
+dropped = []
+sys.unraisablehook = dropped.append
+
+
+def interrupt(*_):
+    global raised
+    raised += 1
+    raise KeyboardInterrupt
+
+
+text = open({recipe!r}).read()
+loader = Loader(Recipe.parse(text, {folder!r}), threads=0, framework="numpy")
+next(loader)
+works = {{"recipe": lambda: Recipe.parse(text)}}
+work = works[{what!r}]
+signal.signal(signal.SIGALRM, interrupt)
+moments = random.Random(0)
+end = time.monotonic() + 1.5
+while time.monotonic() < end:
+    before = raised
+    try:
+        signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, 4e-4))
+        while raised == before:
+            work()
+    except KeyboardInterrupt:
+        caught += 1
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
+print(raised, caught, len(dropped), dropped[:1])
+"""
+
+
+@pytest.mark.parametrize("what", ["recipe"])
+def test_no_ctrl_c_is_lost_while_objects_are_let_go_of(lanes, lanes_folder, what):
+    program = INTERRUPTED.format(recipe=str(lanes), folder=str(lanes_folder), what=what)
+    env = {**ENV, "LANEWAY_CACHE": os.environ["LANEWAY_CACHE"]}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    raised, caught, dropped, *_ = done.stdout.split()
+    assert raised == caught and dropped == "0" and int(raised) > 100, done.stdout
+
+
 def group_is_gone(group, seconds=20.0):
     """Whether no process of that group is left, zombies included, within some seconds."""
     end = time.monotonic() + seconds

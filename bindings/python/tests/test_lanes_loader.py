@@ -296,6 +296,58 @@ def test_ctrl_c_ends_a_wait_and_sigterm_the_process(lanes, lanes_folder, tmp_pat
         assert process.returncode == -signal.SIGTERM
 
 
+INLINE = """
+import sys, time
+from laneway import Function, Loader
+wait = 0.05
+def slow(text):
+    time.sleep(wait)
+    return text
+loader = Loader({recipe!r}, functions=[Function("slow 1", map=slow)], threads=0, prefetch=0, framework="numpy")
+loader.step
+print("start", flush=True)
+try:
+    next(loader)
+except KeyboardInterrupt:
+    print("interrupted", time.monotonic(), flush=True)
+wait = 0
+print(*(int(h) for _ in range(5) for h in next(loader).hashes))
+"""
+
+
+def test_ctrl_c_in_a_function_on_the_callers_thread_ends_the_wait_and_fails_nothing(lanes, lanes_folder, tmp_path, uninterrupted):
+    write_data(tmp_path)
+    recipe = tmp_path / "slow.toml"
+    recipe.write_text('functions = ["slow 1"]\n' + RECIPE)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    with subprocess.Popen([sys.executable, "-c", INLINE.format(recipe=str(recipe))], env=env, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "start\n"
+        time.sleep(0.5)  # into a function: the first batch takes ten seconds
+        sent = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        noticed = process.stdout.readline().split()
+        out, _ = process.communicate(timeout=300)
+    assert noticed[0] == "interrupted" and process.returncode == 0
+    print(f"Ctrl-C noticed after {float(noticed[1]) - sent:.3f} s")
+    hashes = np.array(out.split(), np.uint64).reshape(5, 8)
+    assert [global_hash(step) for step in hashes] == uninterrupted[:5], "it goes on as if nothing had been"
+
+
+def test_what_a_loader_is_given_wrongly_is_named(lanes):
+    loader = Loader(lanes, framework="numpy")
+    for call, kind, message in [
+        (lambda: Loader(""), ValueError, "recipe is ''; expected the path of a TOML file"),
+        (lambda: Loader(b"x"), TypeError, "recipe is a bytes"),
+        (lambda: loader.load_state_dict(None), errors.InvalidArgument, "a state is a dict with 'meta' and 'lanes'"),
+        (lambda: loader.load_state_dict([]), errors.InvalidArgument, "got no state"),
+        (lambda: loader.next(timeout_s=float("nan")), ValueError, "timeout_s is nan; expected seconds"),
+        (lambda: loader.next(timeout_s=-1), ValueError, "timeout_s is -1; expected seconds"),
+    ]:
+        with pytest.raises(kind, match=message):
+            call()
+    assert loader.next(timeout_s=float("inf")).step == 0
+
+
 def test_the_same_small_program_prints_the_same_in_every_language(lanes, tmp_path):
     root = Path(__file__).parents[3]
     library = _native.find_library()

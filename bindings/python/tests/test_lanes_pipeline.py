@@ -1,7 +1,10 @@
 """The builder: the TOML's recipe, fingerprint and bytes; the published form of batches; what cannot be done is said."""
 
 import json
+import os
 import pickle
+import subprocess
+import sys
 from itertools import islice
 
 import numpy as np
@@ -187,6 +190,32 @@ def test_map_transform_maps_and_leaves_out_and_an_edited_one_is_another_recipe(l
         next(iter(built(lambda payload: {"text": payload["body"]})))
 
 
+SIGNED = """
+import functools
+from laneway._builder import signature
+
+def plain(payload, suffix=" w0"):
+    return payload if payload["text"] in {"alpha", "beta", "gamma", ("delta", 1)} else None
+
+class Callable:
+    def __call__(self, payload):
+        return payload if payload["text"] not in {"alpha", "beta", "gamma"} else None
+
+print([signature(f) for f in (plain, functools.partial(plain, suffix="x"), Callable(), str.upper)])
+"""
+
+
+def test_a_functions_name_is_the_same_in_every_process_and_another_for_other_code():
+    def names(program, seed):
+        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        return subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True).stdout
+
+    first = names(SIGNED, "1")
+    assert first == names(SIGNED, "2") == names(SIGNED, "3")
+    for old, new in [("gamma", "omega"), ('" w0"', '" w1"'), ("not in", "in")]:
+        assert names(SIGNED.replace(old, new), "1") != first, f"{new} instead of {old}"
+
+
 def test_map_batch_sees_each_batch_and_may_leave_it_out(lanes, lanes_folder):
     built = pipeline(lanes_folder, source(lanes_folder, exhausted_policy="repeat")).map_batch(lambda b: b.step if b.step % 2 else None)
     assert [step for step, _ in zip(built, range(3), strict=False)] == [1, 3, 5]
@@ -213,6 +242,12 @@ def test_a_source_of_ones_own_says_what_the_recipe_shall_say(lanes, lanes_folder
             def state_dict(self):
                 return {}
 
+    class Nothing(WorkSource):
+        def tables(self, text_field):
+            return None
+
+    with pytest.raises(TypeError, match=r"Nothing.tables\(\) returned a NoneType; expected a dict"):
+        _ = pipeline(lanes_folder, Nothing()).recipe
     with pytest.raises(TypeError, match="StaticMixtureWorkSource say"):
         Pipeline(Curriculum)
 
@@ -235,6 +270,22 @@ def test_a_tokenizer_id_is_found_in_the_local_hub_cache_and_else_the_path_form_i
         (lambda p: p.options(dp_degre=2), TypeError, "did you mean 'dp_degree'"),
         (lambda p: p.options(io_options={"cash": {}}), TypeError, "did you mean 'cache'"),
         (lambda p: p.options(io_options={"cache": {"rot": "x"}}), TypeError, "did you mean 'cache.root'"),
+        (lambda p: p.options(dp_degree="2"), TypeError, "dp_degree is '2'; expected an int"),
+        (lambda p: p.options(dp_degree=0), ValueError, "dp_degree is 0; expected 1 to"),
+        (lambda p: p.options(dp_degree=2, dp_group_id=2).recipe and p.loader, ValueError, "rank is 2; expected 0 to 1"),
+        (lambda p: p.tokenise(), AttributeError, "did you mean 'tokenize'"),
+        (lambda p: p.tokenize("t", field=None), TypeError, r"tokenize\(field=None\): expected the name of the field"),
+        (lambda p: Pipeline(p.source).shuffle(8), errors.InvalidArgument, "comes after pack_flat"),
+        (lambda p: p.restore(None), errors.InvalidArgument, "a checkpoint is a dict with 'meta' and 'lanes'"),
+        (lambda p: Dataset.from_path("x", None), TypeError, "dataset 'x': path is None; expected a path"),
+        (lambda p: Dataset.from_path("x", []), TypeError, "a list of at least one"),
+        (lambda p: Dataset.from_path("x", ".", text_unit="word"), ValueError, "text_unit is 'word'; expected one of line, paragraph, file"),
+        (lambda p: Dataset.from_path("x", ".", on_error="ignore"), ValueError, "on_error is 'ignore'; expected one of error, skip, replace"),
+        (lambda p: Dataset.from_dict("x", [{"text": "a"}]), TypeError, "shards is a list; expected a dict of numbers and rows"),
+        (lambda p: Dataset.from_dict("x", {0: ["a"]}).table(), TypeError, "row 0 of shard 0 is a str; expected a dict"),
+        (lambda p: StaticMixtureWorkSource(["wiki"], {"wiki": 1}), TypeError, "expected a list of laneway.io.Dataset"),
+        (lambda p: StaticMixtureWorkSource(p.source.datasets, [0.5, 0.5]), TypeError, r"mixture is \[0.5, 0.5\]; expected a weight for each dataset"),
+        (lambda p: StaticMixtureWorkSource(p.source.datasets, {"wiki": "a", "news": 1}), TypeError, "expected a weight for each dataset"),
         (lambda p: p.add_op(print), errors.Unsupported, "stateful_transform"),
         (lambda p: p.ensure_mixture(mixture={"wiki": 1.0}), errors.Unsupported, "shares are the source's"),
         (lambda p: p.ensure_mixture(weight_by="samples"), errors.Unsupported, "mixes by tokens"),

@@ -66,7 +66,15 @@ def prepare(folder: Path) -> None:
     with open(folder / "corpus.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be at it: then wait, and find it done
         if not _token_file(folder, "held_out").exists():
-            _tokenize(_fetch(folder), folder)
+            _tokenize(documents(folder), folder)
+
+
+def documents(folder: Path) -> list[str]:
+    """The texts of the documentation in the order of their names, fetched into `folder` unless they are there."""
+    with tarfile.open(_fetch(folder)) as tar:
+        members = [m for m in tar if "/docs/" in m.name and m.name.endswith(".txt")]
+        files = [tar.extractfile(member) for member in sorted(members, key=lambda m: m.name)]
+        return [file.read().decode("utf-8") for file in files if file is not None]
 
 
 def _token_file(folder: Path, split: str) -> Path:
@@ -88,17 +96,13 @@ def _fetch(folder: Path) -> Path:
     return archive
 
 
-def _tokenize(archive: Path, folder: Path) -> None:
+def _tokenize(texts: list[str], folder: Path) -> None:
     from tqdm import tqdm
 
-    with tarfile.open(archive) as tar:
-        members = [m for m in tar if "/docs/" in m.name and m.name.endswith(".txt")]
-        files = [tar.extractfile(member) for member in sorted(members, key=lambda m: m.name)]
-        documents = [file.read().decode("utf-8") for file in files if file is not None]
     tokenizer = load_tokenizer()
     end_of_text = tokenizer.encode("<|endoftext|>").ids
     splits: dict[str, list[int]] = {"train": [], "held_out": []}
-    for number, text in enumerate(tqdm(documents, desc="corpus: tokenizing", unit="doc")):
+    for number, text in enumerate(tqdm(texts, desc="corpus: tokenizing", unit="doc")):
         tokens = splits["held_out" if number % HELD_OUT_EVERY == 0 else "train"]
         tokens += tokenizer.encode(text, add_special_tokens=False).ids + end_of_text
     for name, tokens in splits.items():  # held_out last: its file says that all is done

@@ -75,10 +75,11 @@ class LoaderRecord:
 
     @property
     def comparisons(self) -> list[Comparison]:
-        return [_compare(self.whole, run) for run in self.resumed]
+        return [compare(self.whole, run) for run in self.resumed]
 
 
-def _compare(whole: RunRecord, run: RunRecord) -> Comparison:
+def compare(whole: RunRecord, run: RunRecord) -> Comparison:
+    """How the batches and losses of a run are beside those of a whole one."""
     wrong = [step for step, taken in run.steps.items() if taken.hash != whole.steps[step].hash]
     apart = max(abs(taken.loss - whole.steps[step].loss) for step, taken in run.steps.items())
     return Comparison(run.ranks, min(run.steps), len(run.steps), len(run.steps) - len(wrong), min(wrong, default=None), apart)

@@ -87,6 +87,7 @@ pub const METRICS: &[Metric] = &[
     count(Worker, "lost", "laneway_worker_lost_samples_total", "Samples made in vain: another worker was first, or the model was switched"),
     count(Worker, "failed", "laneway_worker_failed_tasks_total", "Tasks given up"),
     count(Worker, "refused", "laneway_worker_refused_samples_total", "Samples that were not what the layout asks for; failed tasks, too"),
+    gauge(Worker, "pending", "laneway_worker_pending_samples", "Samples committed that a device has not finished yet"),
     count(Worker, "batches", "laneway_worker_batches_total", "Commits"),
     nanoseconds(gauge(Worker, "batch_ns", "laneway_worker_last_batch_seconds", "Time of the last batch, from claim to commit")),
     nanoseconds(count(Worker, "waited_ns", "laneway_worker_wait_seconds_total", "Time asleep, waiting for tasks")),

@@ -68,7 +68,9 @@ pub fn dispatch(commands: &[&Command], words: &[OsString]) -> Result<ExitCode> {
         return Ok(ExitCode::from(2));
     };
     if is_help(first) {
-        return Ok(print(&overview(commands)));
+        // `laneway help verify` is `laneway verify --help`.
+        let about = words.get(1).and_then(|name| commands.iter().find(|c| c.name == *name));
+        return Ok(print(&about.map_or_else(|| overview(commands), |command| help(command))));
     }
     if matches!(*first, "--version" | "-V") {
         return Ok(print(&format!("laneway {}\n", env!("CARGO_PKG_VERSION"))));
@@ -130,7 +132,7 @@ fn parse(command: &Command, words: &[&str]) -> Result<Options> {
 fn unknown(what: &str, word: &str, known: impl Iterator<Item = &'static str>, see: &str) -> Error {
     let near = known.map(|k| (distance(word, k), k)).min().filter(|(d, k)| *d <= k.len() / 2);
     let hint = near.map_or(String::new(), |(_, k)| format!("did you mean {k}? "));
-    Error::invalid(format!("there is no {what} '{word}'; {hint}See {see}"))
+    Error::invalid(format!("there is no {what} '{word}'; {hint}see {see}"))
 }
 
 /// How many letters must be inserted, removed or replaced (Levenshtein).

@@ -3,7 +3,7 @@
 use crate::args::{Command, Flag, Options, print};
 use crate::recipe::{CACHE, THREADS, loader_options, open};
 use crate::table::table;
-use laneway::base::{Error, Result};
+use laneway::base::{Error, Result, Status};
 use laneway::data::{self, Dataset, DatasetSpec, ErrorPolicy, Format, OpenOptions, TextUnit};
 use laneway::loader::{Lengths, Progress, ProgressFn};
 use std::process::ExitCode;
@@ -40,7 +40,8 @@ fn run(options: &Options) -> Result<ExitCode> {
         let progress = loader.progress.clone().map(told);
         let opened = OpenOptions { cache_dir: loader.cache_dir.clone(), threads: loader.threads, progress, ..OpenOptions::default() };
         let dataset = Dataset::open(&spec(path, options)?, &opened)?;
-        return Ok(print(&shards(&[dataset])));
+        let said = print(&shards(std::slice::from_ref(&dataset)));
+        return kept(&[dataset]).map(|()| said);
     }
     if let Some(name) = SPEC.into_iter().find(|name| options.get(name).is_some()) {
         return Err(Error::invalid(format!("{name} is for files; {path} is a recipe, which says it for each of its datasets")));
@@ -57,7 +58,22 @@ fn run(options: &Options) -> Result<ExitCode> {
         said += "\n";
         said += &table(&["DATASET", " KEPT", " TOKENS", " A DOCUMENT"], &rows);
     }
-    Ok(print(&said))
+    let said = print(&said);
+    kept(&parts.datasets)?;
+    if options.has("--tokens") && parts.cached_lengths(&loader)?.is_none() {
+        return Err(Error::new(Status::Io, "the token counts could not be kept (see above)"));
+    }
+    Ok(said)
+}
+
+/// An error if an index was built in vain, of which the log has said why.
+fn kept(datasets: &[Dataset]) -> Result<()> {
+    match datasets.iter().map(Dataset::not_kept).sum() {
+        0 => Ok(()),
+        n => {
+            Err(Error::new(Status::Io, format!("indexes of {n} files could not be kept (see above); free some room there, or name another --cache")))
+        }
+    }
 }
 
 const SPEC: [&str; 4] = ["--format", "--text-field", "--text-unit", "--on-error"];

@@ -33,6 +33,9 @@ fn run(options: &Options) -> Result<ExitCode> {
     let ranks = list.split(',').map(rank).collect::<Result<Vec<u32>>>()?;
     let resume_at: Option<u64> = number(options, "--resume-at")?;
     let steps = number(options, "--steps")?.unwrap_or(resume_at.map_or(100, |at| at.saturating_mul(2).max(1)));
+    if steps == 0 {
+        return Err(Error::invalid("--steps is 0; expected 1 or more"));
+    }
     let loader = loader_options(options)?;
     let parts = open(options, &loader)?;
     let steps = Loader::assemble(parts.clone(), loader.clone())?.steps()?.map_or(steps, |all| all.min(steps));

@@ -65,14 +65,31 @@ impl Ask {
         matches!(self, Ask::SetModel { .. })
     }
 
-    /// The group, generation and model of SET_MODEL.
-    pub fn model(&self) -> Option<(String, u64, Arc<Model>)> {
-        let Ask::SetModel { next, blob } = self else { return None };
-        let (id, rest) = blob.split_at(next.id_bytes as usize);
-        let (config, run) = rest.split_at(next.config_bytes.unwrap_or(0) as usize);
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let model = Model { id: text(id), config: next.config_bytes.map(|_| text(config)), run: next.run_bytes.map(|_| text(run)) };
-        Some((next.group.clone(), next.generation, Arc::new(model)))
+    /// The generation that is set, if one is.
+    pub fn sets(&self) -> Option<u64> {
+        let Ask::SetModel { next, .. } = self else { return None };
+        Some(next.generation)
+    }
+
+    /// The generation that is asked for, if one is.
+    pub fn gets(&self) -> Option<u64> {
+        let Ask::GetModel { next, .. } = self else { return None };
+        Some(next.generation)
+    }
+
+    /// The group, generation and model that are known once this has ended so.
+    pub fn learnt(&self, answer: &Answer) -> Option<(&str, u64, Arc<Model>)> {
+        match (self, answer) {
+            (Ask::GetModel { next, .. }, Answer::Model(model)) => Some((&next.group, next.generation, model.clone())),
+            (Ask::SetModel { next, blob }, Answer::Done) => {
+                let (id, rest) = blob.split_at(next.id_bytes as usize);
+                let (config, run) = rest.split_at(next.config_bytes.unwrap_or(0) as usize);
+                let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+                let model = Model { id: text(id), config: next.config_bytes.map(|_| text(config)), run: next.run_bytes.map(|_| text(run)) };
+                Some((&next.group, next.generation, Arc::new(model)))
+            }
+            _ => None,
+        }
     }
 
     fn restart(&mut self) {
@@ -227,7 +244,7 @@ impl Call {
         match (self.done, result) {
             // Whoever waited may have given up.
             (Some(done), result) => drop(done.try_send(result)),
-            (None, Err(e)) => tracing::warn!("the broker could not be told the current model: {e}"),
+            (None, Err(e)) => tracing::warn!("the broker could not be told what models were set: {e}"),
             (None, Ok(_)) => {}
         }
     }

@@ -82,11 +82,6 @@ pub trait Peer: Send + Sync + 'static {
         None
     }
 
-    /// The leader's current generation and model, offered to a broker that may not have them.
-    fn current_model(&self) -> Option<(u64, Arc<Model>)> {
-        None
-    }
-
     /// A pair was refused (a layout that disagrees is named by its field), or, after a restart, the registration was.
     fn refused(&self, error: Error) {
         let _ = error;
@@ -173,7 +168,7 @@ impl Link {
     }
 
     /// Gives the broker the model of a generation, and returns once it has it. Waits for a broker that is restarting.
-    /// Only the leader may: the client of rank 0 in this group.
+    /// Only the leader may: the client of rank 0 in this group. The last few are remembered here, and told to each new broker.
     pub fn set_model(&self, group: &str, generation: u64, model: &Model, deadline: Instant) -> Result<()> {
         self.call(Ask::set_model(group, generation, model), deadline).map(drop)
     }

@@ -36,7 +36,7 @@ pub(super) const JOINING_PATIENCE: Duration = Duration::from_secs(5);
 /// mapped is dead only some hundred milliseconds after its SIGKILL.
 const DYING_PATIENCE: Duration = Duration::from_millis(1500);
 
-/// How long a new broker may take to accept the leader's current model.
+/// How long a new broker may take to accept a leader's models.
 const OFFER_PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long to wait for the answer to BYE.
@@ -187,7 +187,7 @@ impl Thread {
             (state.connected, state.problem) = (true, None);
         }
         self.tell(|peer| peer.joined(page, epoch));
-        self.offer_model(now);
+        self.offer_models(now);
         self.joined_once = true;
         // Last: `connect` returns when the handle has heard of it.
         self.shared.lock().joined = true;
@@ -208,18 +208,12 @@ impl Thread {
         Ok(socket)
     }
 
-    /// Tells a new broker what the leader's model is.
-    fn offer_model(&mut self, now: Instant) {
+    /// Tells a new broker the models of the generations that the one before kept, as far as this leader knows them: tickets of
+    /// each may still be under way, since ranks come to a switch of models one after the other.
+    fn offer_models(&mut self, now: Instant) {
         let Hello::Student { intro, .. } = &self.hello else { return };
-        if !intro.leads() {
-            return;
-        }
-        let group = intro.group.clone();
-        let current = self.tell(|peer| peer.current_model()).flatten();
-        let acknowledged = self.acknowledged.as_ref().filter(|(g, ..)| *g == group).map(|(_, n, m)| (*n, m.clone()));
-        if let Some((generation, model)) = [current, acknowledged].into_iter().flatten().max_by_key(|(n, _)| *n) {
-            self.calls.push(Call::new(Ask::set_model(&group, generation, &model), now + OFFER_PATIENCE, None));
-        }
+        let offers = self.models.iter().map(|(generation, model)| Ask::set_model(&intro.group, *generation, model));
+        self.calls.extend(offers.map(|ask| Call::new(ask, now + OFFER_PATIENCE, None)));
     }
 
     pub(super) fn bye(&mut self) {

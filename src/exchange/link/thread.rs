@@ -1,15 +1,17 @@
 //! The link's thread: waits in one place for everything, reads what came, and passes it on.
 
-use super::calls::Call;
+use super::calls::{Answer, Call};
 use super::registration::{GREETING_PATIENCE, JOINING_PATIENCE, Stage};
 use super::{Hello, Peer, Shared};
 use crate::base::{Error, Result, Status};
 use crate::exchange::ask::dealer;
+use crate::exchange::broker::MODELS_KEPT;
 use crate::exchange::door::{self, Arrived, FromBroker, MAX_REPORT, ToBroker};
 use crate::exchange::endpoints::{self, Endpoints};
 use crate::exchange::message::Model;
 use crate::exchange::wire::{Kind, Message, ModelHint};
 use crate::os::{descriptor, process};
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -48,8 +50,8 @@ pub struct Thread {
     pub(super) joined_once: bool,
     pub(super) in_use_since: Option<Instant>,
     pub(super) told: Option<Error>,
-    /// The model that the broker last acknowledged: offered again to the next one.
-    pub(super) acknowledged: Option<(String, u64, Arc<Model>)>,
+    /// A leader's: the newest generations of its group's models that a broker has acknowledged or told, to be offered to the next one.
+    pub(super) models: BTreeMap<u64, Arc<Model>>,
     pub(super) report_due: Instant,
     pub(super) buffer: Vec<u8>,
 }
@@ -74,7 +76,7 @@ impl Thread {
             joined_once: false,
             in_use_since: None,
             told: None,
-            acknowledged: None,
+            models: BTreeMap::new(),
             report_due: now,
             buffer: vec![],
         })
@@ -262,7 +264,10 @@ impl Thread {
     fn make_calls(&mut self, now: Instant) {
         let connected = matches!(self.stage, Stage::Joined { .. });
         for i in (0..self.calls.len()).rev() {
-            if let Some(e) = self.calls[i].expired(connected, now) {
+            if let Some(model) = self.calls[i].ask.gets().and_then(|generation| self.models.get(&generation)) {
+                let known = Answer::Model(model.clone());
+                self.calls.swap_remove(i).finish(Ok(known));
+            } else if let Some(e) = self.calls[i].expired(connected, now) {
                 self.calls.swap_remove(i).finish(Err(e));
             } else if connected {
                 self.make_call(i, now);
@@ -271,6 +276,12 @@ impl Thread {
     }
 
     fn make_call(&mut self, i: usize, now: Instant) {
+        // One after the other, in their order: a broker takes one at a time, and no older one after a newer.
+        if let Some(generation) = self.calls[i].ask.sets()
+            && self.calls.iter().any(|c| c.ask.sets().is_some_and(|other| other < generation))
+        {
+            return;
+        }
         let correlation = self.next_correlation();
         let for_control = self.calls[i].ask.is_for_control();
         if for_control && self.control.is_none() {
@@ -292,10 +303,15 @@ impl Thread {
         let Some(i) = self.calls.iter().position(|c| c.is_answered_by(message.correlation)) else { return };
         if let Some(result) = self.calls[i].answered(message, now) {
             let call = self.calls.swap_remove(i);
-            if result.is_ok()
-                && let Some(acknowledged) = call.ask.model()
+            if let Hello::Student { intro, .. } = &self.hello
+                && intro.leads()
+                && let Some((group, generation, model)) = result.as_ref().ok().and_then(|answer| call.ask.learnt(answer))
+                && group == intro.group
             {
-                self.acknowledged = Some(acknowledged);
+                self.models.insert(generation, model);
+                while self.models.len() > MODELS_KEPT {
+                    self.models.pop_first();
+                }
             }
             call.finish(result);
         }

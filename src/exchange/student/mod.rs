@@ -30,7 +30,7 @@ pub use stats::StudentStats;
 
 use crate::base::metrics::{self, Noun};
 use crate::base::{Error, Result, Status};
-use crate::exchange::broker::spawn_embedded;
+use crate::exchange::broker::{MODELS_KEPT, spawn_embedded};
 use crate::exchange::link::{Hello, Link};
 use crate::exchange::message::{Model, StudentIntro, Uuid};
 use crate::exchange::spin::Spin;
@@ -60,7 +60,7 @@ const NO_MODEL_SLICE: Duration = Duration::from_millis(5);
 
 /// Generations that `set_model` passes over, at most, because leaders that died had begun them.
 const MOST_SKIPPED: u64 = 1000;
-/// How long a leader that starts again waits for its group's current model.
+/// How long a leader that starts again waits for one of its group's models.
 const MODEL_PATIENCE: Duration = Duration::from_millis(200);
 
 /// A sample as `next` delivers it. It comes with one reference: pass it to `release` when no view of it is left.
@@ -127,7 +127,6 @@ pub(crate) struct Inner {
     cancelled: AtomicBool,
     closed: AtomicBool,
     owns_lane: AtomicBool,
-    model: Mutex<Option<(u64, Arc<Model>)>>,
     /// Rung when the sweeper has something to look at.
     sweep_word: AtomicU32,
     /// Wakes the thread that polls pidfds.
@@ -215,7 +214,6 @@ impl Student {
             cancelled: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             owns_lane: AtomicBool::new(false),
-            model: Mutex::new(None),
             sweep_word: AtomicU32::new(0),
             watch_event: Event::new()?,
             suspect_after: AtomicU64::new(window::NEVER_SUSPECT),
@@ -239,7 +237,7 @@ impl Student {
         }
         let link = Arc::new(link);
         let _ = inner.link.set(Arc::downgrade(&link));
-        inner.remember_model(&link);
+        inner.remember_models(&link);
         metrics::register(Noun::Student, &inner);
         *student.link.lock().unwrap_or_else(PoisonError::into_inner) = Some(link);
         Ok(student)
@@ -280,8 +278,6 @@ impl Student {
                 }
                 Err(e) => return Err(e),
             }
-            // Kept before the fence falls, so that a broker that starts right now learns of it from us.
-            *self.inner.model.lock().unwrap_or_else(PoisonError::into_inner) = Some((to, model.clone()));
             if self.inner.page().raise(from, to) {
                 tracing::info!(generation = to, "model '{}' set for group {}", super::short(&model.id), self.inner.group_name);
                 self.inner.refresh();
@@ -491,15 +487,18 @@ impl Inner {
         Ok(())
     }
 
-    /// A leader that continues where another process stopped keeps its group's current model, to offer it to the next broker.
-    fn remember_model(&self, link: &Link) {
-        let generation = self.page().generation();
-        if self.options.numbering.leads() && generation > 0 {
-            match link.get_model(&self.group_name, generation, std::time::Instant::now() + MODEL_PATIENCE) {
-                Ok(model) => *self.model.lock().unwrap_or_else(PoisonError::into_inner) = Some((generation, model)),
-                Err(e) => tracing::info!("the model of generation {generation} is not known any more ({e}): set_model sets another one"),
-            }
+    /// A leader that continues where another process stopped asks for its group's models: its link keeps what it hears, to tell the next broker.
+    fn remember_models(&self, link: &Link) {
+        let now = self.page().generation();
+        if !self.options.numbering.leads() || now == 0 {
+            return;
         }
+        let ask = |generation| link.get_model(&self.group_name, generation, std::time::Instant::now() + MODEL_PATIENCE);
+        if let Err(e) = ask(now) {
+            return tracing::info!("the model of generation {now} is not known any more ({e}): set_model sets another one");
+        }
+        // Those before it, of which tickets may be under way. Where there is a newer one, the broker does not wait for what it lacks.
+        (now.saturating_sub(MODELS_KEPT as u64 - 1).max(1)..now).for_each(|generation| drop(ask(generation)));
     }
 
     fn check_input(&self, input: Option<&[u8]>) -> Result<()> {

@@ -55,7 +55,7 @@ pub struct StudentOptions {
     pub prefetch: u32,
     /// Workers that may sit here (8).
     pub max_workers: u32,
-    /// Most tickets that one worker may hold (8).
+    /// Most tickets that one worker may hold (8); one whose batches are larger takes so many at once.
     pub max_batch: u32,
     /// Attempts before a ticket's failure is delivered (3).
     pub max_attempts: u32,

@@ -3,11 +3,11 @@
 use super::Inner;
 use crate::base::{Error, Result};
 use crate::exchange::link::Peer;
-use crate::exchange::message::{Model, Uuid, WorkerIntro};
+use crate::exchange::message::{Uuid, WorkerIntro};
 use crate::os::futex;
 use crate::segment::group::GroupPage;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 /// The link's view of a student.
 pub(super) struct StudentPeer {
@@ -55,10 +55,6 @@ impl Peer for StudentPeer {
 
     fn group_page(&self) -> Option<OwnedFd> {
         self.inner.group_fd.get().and_then(|fd| fd.try_clone().ok())
-    }
-
-    fn current_model(&self) -> Option<(u64, Arc<Model>)> {
-        self.inner.model.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn refused(&self, error: Error) {

@@ -98,13 +98,6 @@ impl Inner {
         if let Some(seat) = seats.iter().position(|o| o.as_ref().is_some_and(|o| o.uuid == worker.uuid.0)) {
             return Ok(seat as u32);
         }
-        if worker.batch_size > self.options.max_batch {
-            let (have, need) = (self.options.max_batch, worker.batch_size);
-            return refuse(format!(
-                "{} takes batches of {need} and the student allows {have}: raise the student's max_batch or lower the worker's batch_size",
-                worker.label()
-            ));
-        }
         let Some(seat) = seats.iter().position(Option::is_none) else {
             return refuse(format!(
                 "all {} seats of the student are taken and {} is one more: raise the student's max_workers",
@@ -115,17 +108,24 @@ impl Inner {
         // Only this thread, the link's, fills seats: none is taken meanwhile. Reserving gigabytes takes a while, for which nobody is to wait.
         drop(seats);
         let bell = Doorbell::map(bell.as_fd())?;
-        // Room first: a worker that sits here can always write its batch.
+        // Room first: a worker that sits here can always write its batch, or as much of it as it may have in hand here.
+        let (most, wants) = (self.options.max_batch, worker.batch_size);
         let hot = self.segment.hot();
-        let slots = (self.options.slot_count + (seat as u32 + 1) * self.options.max_batch).min(self.segment.header().slots);
+        let slots = (self.options.slot_count + (seat as u32 + 1) * most).min(self.segment.header().slots);
         if slots > hot.active_slots.0.load(Ordering::Acquire) {
-            if slots < self.options.slot_count + (seat as u32 + 1) * worker.batch_size {
+            if slots < self.options.slot_count + (seat as u32 + 1) * wants.min(most) {
                 return refuse(format!("the medium's {slots} slots have no room for the batch of one more worker: make it larger"));
             }
             self.medium.reserve(slots)?;
             hot.active_slots.0.store(slots, Ordering::Release);
         }
         tracing::info!(seat, "{} attached", worker.label());
+        if wants > most {
+            tracing::warn!(
+                "{} takes {most} of this student's tickets at once, not {wants} as its batch_size says: raise max_batch here",
+                worker.label()
+            );
+        }
         self.seats.0.write().unwrap_or_else(PoisonError::into_inner)[seat] = Some(Arc::new(Occupant {
             uuid: worker.uuid.0,
             label: worker.label(),

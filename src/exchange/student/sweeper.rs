@@ -69,7 +69,7 @@ fn watch(inner: &Inner) {
         let alive: Vec<_> = occupants.iter().filter(|(_, o)| !o.dead.load(Ordering::Relaxed)).collect();
         let mut fds = vec![inner.watch_event.as_fd()];
         fds.extend(alive.iter().map(|(_, o)| o.pidfd.as_fd()));
-        process::poll_readable(&fds, 1000);
+        process::poll_readable(&fds, Duration::from_secs(1));
         inner.watch_event.clear();
         let mut proven = false;
         for (_, occupant) in alive {

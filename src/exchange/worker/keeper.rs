@@ -1,5 +1,5 @@
-//! The worker's own thread. It holds the robust word by whose mark students learn of this process's death, sleeps on the students' pidfds, and reports numbers to
-//! the broker once a second.
+//! The worker's own thread. It holds the robust word by whose mark students learn of this process's death, sleeps on the students' pidfds, publishes what devices have
+//! finished, and reports numbers to the broker once a second.
 
 use super::Inner;
 use crate::base::{Error, Result};
@@ -64,8 +64,10 @@ fn keep(inner: &Inner, done: &AtomicBool) {
         let attached = inner.attached();
         let mut fds = vec![inner.event.as_fd()];
         fds.extend(attached.iter().filter(|a| !a.dead.load(Ordering::Relaxed)).map(|a| a.pidfd.as_fd()));
-        process::poll_readable(&fds, 1000);
+        let rest = inner.pending.pause().unwrap_or(Duration::from_secs(1));
+        process::poll_readable(&fds, rest);
         inner.event.clear();
+        inner.publish_finished();
         if attached.iter().any(|a| a.check_death() || !a.is_serving()) {
             inner.detach_gone();
         }

@@ -4,12 +4,14 @@
 //! |---|---|
 //! | `attachment.rs` | one student's segment and medium, seen from here |
 //! | `serve.rs` | which student's tickets come next; tasks in hand |
+//! | `pending.rs` | samples that were committed before a device had finished them |
 //! | `models.rs` | models already fetched |
 //! | `keeper.rs` | the thread that proves this worker alive and watches students |
 
 mod attachment;
 mod keeper;
 mod models;
+mod pending;
 mod serve;
 mod stats;
 
@@ -28,6 +30,7 @@ use crate::os::{futex, process};
 use crate::segment::doorbell::Doorbell;
 use attachment::Attachment;
 use keeper::Keeper;
+use pending::Pending;
 use serve::Serve;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -133,6 +136,7 @@ pub(crate) struct Inner {
     /// Grows with each change of `attachments`.
     epoch: AtomicU64,
     serve: Mutex<Serve>,
+    pending: Pending,
     models: models::Models,
     spin: Spin,
     cancelled: AtomicBool,
@@ -180,6 +184,7 @@ impl Worker {
             attachments: RwLock::default(),
             epoch: AtomicU64::new(0),
             serve: Mutex::default(),
+            pending: Pending::default(),
             models: models::Models::default(),
             spin: Spin::new(options.spin_us),
             cancelled: AtomicBool::new(false),
@@ -230,8 +235,11 @@ impl Worker {
         self.commit_on(done, Stream::NONE)
     }
 
-    /// As [`Worker::commit`] (which waits for all that this process has queued on a task's device), for tasks whose writing is queued on `stream`: waits until that is
-    /// done, then publishes.
+    /// As [`Worker::commit`] (which waits for all that this process has queued on a task's device), for tasks whose writing is queued on `stream`. Does not wait for
+    /// that: each sample is published once it is done, which needs no further call, and if it never will be, its task is failed with the reason. What the queued work
+    /// reads must stay until then. Tasks still wanted when this returns count as such.
+    ///
+    /// Waits after all where the samples' values are checked, and where 64 commits are under way on that device.
     pub fn commit_on(&self, done: &[(u64, usize)], stream: Stream) -> Result<u32> {
         self.check()?;
         let _span = tracing::trace_span!("laneway.worker.commit", tasks = done.len()).entered();
@@ -315,7 +323,8 @@ impl Worker {
         futex::ring(self.inner.bell.word());
     }
 
-    /// Gives everything in hand back, leaves all seats and the broker, and ends the threads. Memory of tasks in hand must not be touched any more.
+    /// Publishes what is committed, which may wait for a device, gives everything in hand back, leaves all seats and the broker, and ends the threads. Memory of tasks in
+    /// hand must not be touched any more.
     pub fn close(&self) {
         if process::fork_depth() != self.inner.forks {
             return;

@@ -4,10 +4,11 @@
 //! fair queueing: Goyal, Vin, Cheng, SIGCOMM 1996). A student that comes back from silence starts at the others' time, so it cannot claim the past.
 
 use super::attachment::Attachment;
+use super::pending::Commit;
 use super::{Inner, Task};
 use crate::base::{Error, Result, Status};
 use crate::exchange::message::Model;
-use crate::medium::{Buffer, Place, Stream, Write};
+use crate::medium::{Buffer, Mark, Place, Stream, Write};
 use crate::os::clock::{self, Nanos};
 use crate::os::futex;
 use crate::os::memory::AlignedBuf;
@@ -40,12 +41,12 @@ struct Client {
 enum Claimed {
     /// Tasks were claimed, or others were faster.
     Done,
-    /// Tickets are open, and every slot is in use.
+    /// Tickets are open, and every slot that this worker may use is in use.
     NoSlot,
 }
 
-/// A task in hand.
-struct InHand {
+/// A task in hand, or committed and pending.
+pub(super) struct InHand {
     id: u64,
     attachment: Arc<Attachment>,
     cell: u32,
@@ -78,6 +79,12 @@ impl InHand {
         writing_bytes(&self.attachment.segment.slots()[self.slot as usize], self.slot_word, start, bytes)
     }
 
+    /// Whether its ticket still waits for a sample.
+    fn is_wanted(&self) -> bool {
+        let word = self.attachment.segment.cells()[self.cell as usize].word();
+        word.version() == self.version && matches!(word.state(), CellState::Open | CellState::Claimed) && self.attachment.is_serving()
+    }
+
     /// Says what is wrong with the sample that was written, or makes it whole.
     fn finish(&mut self) -> Result<()> {
         let layout = self.attachment.layout.clone();
@@ -92,6 +99,12 @@ impl InHand {
         self.attachment.medium.read(self.slot, copy.bytes_mut())?;
         layout.finish(copy.bytes_mut())
     }
+}
+
+/// Tasks whose samples a device is still writing.
+struct Underway {
+    ids: Vec<u64>,
+    mark: Box<dyn Mark>,
 }
 
 impl Client {
@@ -127,6 +140,7 @@ impl Inner {
             if self.cancelled.swap(false, Ordering::SeqCst) {
                 return Err(Error::new(Status::Interrupted, "the wait for tasks was cancelled"));
             }
+            self.publish_finished();
             let turn = self.serve().turn(self)?;
             match &turn {
                 Some((student, generation)) => self.serve_turn(student, *generation, max, out, deadline)?,
@@ -182,7 +196,11 @@ impl Inner {
 
     /// Spins, then sleeps on the bell, until a ticket may be open.
     fn sleep(&self, left: Duration) {
-        if self.spin.until(left, || self.any_open()) {
+        let look = || {
+            self.publish_finished();
+            self.any_open()
+        };
+        if self.spin.until(left, look) {
             return;
         }
         let value = self.bell.word().load(Ordering::Acquire);
@@ -200,9 +218,10 @@ impl Inner {
         free.iter().for_each(|a| a.place().idle.awake());
     }
 
-    /// Brings samples to their slots. Not under the lock: a device may take its time.
-    fn settle(&self, done: &[(u64, usize)], stream: Stream) -> Result<()> {
-        let mut parts: Vec<(Arc<Attachment>, u32, Option<Arc<Buffer>>, usize)> = Vec::new();
+    /// Brings samples to their slots. Not under the lock: a device may take its time. What is under way when this returns has a mark; it is waited for here where
+    /// the samples are to be looked at before anybody gets them.
+    fn settle(&self, done: &[(u64, usize)], stream: Stream) -> Result<Vec<Underway>> {
+        let mut parts: Vec<(Arc<Attachment>, u32, Option<Arc<Buffer>>, usize, u64)> = Vec::new();
         let serve = self.serve();
         for (id, length) in done {
             let task = &serve.tasks[serve.index(*id)?];
@@ -211,15 +230,22 @@ impl Inner {
                 break;
             }
             if task.scratch.is_some() || !stream.is_none() || task.attachment.medium.place() != Place::Host {
-                parts.push((task.attachment.clone(), task.slot, task.scratch.clone(), *length));
+                parts.push((task.attachment.clone(), task.slot, task.scratch.clone(), *length, *id));
             }
         }
         drop(serve);
+        let mut underway = Vec::new();
         for group in parts.chunk_by(|a, b| Arc::ptr_eq(&a.0, &b.0)) {
-            let writes: Vec<_> = group.iter().map(|(_, slot, scratch, len)| Write { slot: *slot, scratch: scratch.as_deref(), len: *len }).collect();
-            group[0].0.medium.settle(&writes, stream)?;
+            let writes: Vec<_> =
+                group.iter().map(|(_, slot, scratch, len, _)| Write { slot: *slot, scratch: scratch.as_deref(), len: *len }).collect();
+            let attachment = &group[0].0;
+            match attachment.medium.settle(&writes, stream)? {
+                Some(mark) if attachment.layout.asks_something() => mark.wait()?,
+                Some(mark) => underway.push(Underway { ids: group.iter().map(|part| part.4).collect(), mark }),
+                None => {}
+            }
         }
-        Ok(())
+        Ok(underway)
     }
 
     pub(super) fn hold(&self, id: u64) -> Result<Box<dyn Send>> {
@@ -250,26 +276,68 @@ impl Inner {
     }
 
     pub(super) fn commit(&self, done: &[(u64, usize)], stream: Stream) -> Result<u32> {
+        self.publish_finished();
         // What lies in host memory is made whole before it is brought to its slot; what is on a device is looked at once it is complete.
         let mut refused = None;
         let done = self.refuse(done, true, &mut refused);
-        self.settle(&done, stream)?;
+        let underway = self.settle(&done, stream)?;
         let done = self.refuse(&done, false, &mut refused);
+        let mut later = Vec::new();
+        let wanted = self.publish_or_keep(&done, underway, &mut later);
+        // Without the tasks' lock, which is taken after the pending ones', not before.
+        later.into_iter().for_each(|commit| self.defer(commit));
+        let wanted = wanted?;
+        refused.map_or(Ok(wanted), |text| Err(Error::new(Status::TaskFailed, text)))
+    }
+
+    /// Publishes what is complete; what is under way goes to `later`. How many are wanted: still, or so far.
+    fn publish_or_keep(&self, done: &[(u64, usize)], underway: Vec<Underway>, later: &mut Vec<Commit>) -> Result<u32> {
         let mut serve = self.serve();
         let mut wanted = 0;
-        for (id, length) in done.iter() {
+        let mut kept = Vec::new();
+        for Underway { ids, mark } in underway {
+            let mut tasks = Vec::with_capacity(ids.len());
+            for id in &ids {
+                let index = serve.index(*id)?;
+                tasks.push(serve.tasks.swap_remove(index));
+            }
+            wanted += tasks.iter().filter(|t| t.is_wanted()).count() as u32;
+            later.push(Commit { tasks, mark });
+            kept.extend(ids);
+        }
+        for (id, length) in done.iter().filter(|(id, _)| !kept.contains(id)) {
             let index = serve.index(*id)?;
             let bytes = serve.tasks[index].attachment.layout.nbytes();
             if *length != bytes {
                 return Err(Error::invalid(format!("task {id}: {length} bytes were committed and a sample has {bytes}")));
             }
-            let won = serve.publish(index, *length, false, clock::now() as u64);
-            wanted += u32::from(won);
-            let counter = if won { &self.stats.made } else { &self.stats.lost };
-            counter.fetch_add(1, Ordering::Relaxed);
+            let task = serve.tasks.swap_remove(index);
+            wanted += u32::from(self.publish_sample(&mut serve, task));
         }
         serve.account(self, done.len(), clock::now() as u64);
-        refused.map_or(Ok(wanted), |text| Err(Error::new(Status::TaskFailed, text)))
+        Ok(wanted)
+    }
+
+    fn publish_sample(&self, serve: &mut Serve, task: InHand) -> bool {
+        let length = task.attachment.layout.nbytes();
+        let won = serve.publish(task, length, false, clock::now() as u64);
+        let counter = if won { &self.stats.made } else { &self.stats.lost };
+        counter.fetch_add(1, Ordering::Relaxed);
+        won
+    }
+
+    /// Publishes what was committed before its device had finished it; with `failure`, what became of it instead.
+    pub(super) fn publish_late(&self, tasks: Vec<InHand>, failure: Option<&str>) {
+        let mut serve = self.serve();
+        for task in tasks {
+            match failure {
+                None => _ = self.publish_sample(&mut serve, task),
+                Some(text) => {
+                    tracing::error!("task (lane {}, step {}), which was committed: {text}", task.lane, task.step);
+                    self.publish_failure(&mut serve, task, text);
+                }
+            }
+        }
     }
 
     /// Fails the tasks whose samples are not what their layouts ask for, of those in host memory or of the others; the rest. The first reason goes to `first`.
@@ -293,7 +361,8 @@ impl Inner {
                 Err(e) => {
                     let text = format!("the sample was refused: {}", e.message);
                     tracing::warn!("task (lane {}, step {}): {text}", task.lane, task.step);
-                    self.publish_failure(&mut serve, index, &text);
+                    let task = serve.tasks.swap_remove(index);
+                    self.publish_failure(&mut serve, task, &text);
                     self.stats.refused.fetch_add(1, Ordering::Relaxed);
                     first.get_or_insert(text);
                 }
@@ -321,19 +390,20 @@ impl Inner {
         let _ = attachment.medium.quiesce().inspect_err(|e| tracing::error!("{e}"));
         let mut serve = self.serve();
         let index = serve.index(id)?;
-        self.publish_failure(&mut serve, index, text);
+        let task = serve.tasks.swap_remove(index);
+        self.publish_failure(&mut serve, task, text);
         Ok(())
     }
 
-    fn publish_failure(&self, serve: &mut Serve, index: usize, text: &str) {
-        let task = &serve.tasks[index];
+    fn publish_failure(&self, serve: &mut Serve, task: InHand, text: &str) {
         let length = task.attachment.segment.write_text(task.slot, text);
-        serve.publish(index, length, true, clock::now() as u64);
+        serve.publish(task, length, true, clock::now() as u64);
         self.stats.failed.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Gives everything back and leaves every seat.
+    /// Publishes what is committed, gives everything else back and leaves every seat.
     pub(super) fn leave(&self) {
+        self.publish_all();
         let mut serve = self.serve();
         let busy = serve.tasks.iter().map(|t| &t.attachment.medium);
         busy.for_each(|m| drop(m.quiesce().inspect_err(|e| tracing::error!("{e}"))));
@@ -400,7 +470,13 @@ impl Serve {
         max: u32,
         out: &mut Vec<Task>,
     ) -> Result<Claimed> {
-        let room = self.room(inner)?.min(max as usize);
+        // A student has room for so many of this seat's tasks and no more, whatever this worker could take.
+        let held = self.tasks.iter().filter(|t| Arc::ptr_eq(&t.attachment, attachment)).count();
+        let left = (attachment.student.max_batch as usize).saturating_sub(held);
+        let room = self.room(inner)?.min(max as usize).min(left);
+        if room == 0 {
+            return Ok(Claimed::NoSlot);
+        }
         let Some(turn) = self.clients.iter().position(|c| Arc::ptr_eq(&c.attachment, attachment)) else { return Ok(Claimed::Done) };
         let now = clock::now() as u64;
         inner.stats.last_take.store(now, Ordering::Relaxed);
@@ -512,9 +588,8 @@ impl Serve {
         Ok(turn)
     }
 
-    /// Makes the sample or the error text visible; true if it was still wanted. The task is not in hand any more.
-    fn publish(&mut self, index: usize, length: usize, failed: bool, now: u64) -> bool {
-        let task = self.tasks.swap_remove(index);
+    /// Makes the sample or the error text of a task, which is in hand no more, visible; true if it was still wanted.
+    fn publish(&mut self, task: InHand, length: usize, failed: bool, now: u64) -> bool {
         let segment = &task.attachment.segment;
         let made_in = now.saturating_sub(task.claimed_at);
         let content =

@@ -30,6 +30,8 @@ pub struct WorkerStats {
     pub failed: u64,
     /// Samples that were not what the layout asks for: a length that is not set, a value that is not allowed.
     pub refused: u64,
+    /// Samples committed that a device has not finished yet.
+    pub pending: u64,
     /// Commits.
     pub batches: u64,
     /// Nanoseconds of the last batch.
@@ -66,6 +68,7 @@ impl Inner {
             lost: get(&self.stats.lost),
             failed: get(&self.stats.failed),
             refused: get(&self.stats.refused),
+            pending: self.pending.samples(),
             batches: get(&self.stats.batches),
             batch_ns: get(&self.stats.batch_ns),
             sleeps: get(&self.stats.sleeps),

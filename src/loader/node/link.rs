@@ -80,7 +80,7 @@ impl Link {
         }
         let mut scratch = self.scratch.lock().unwrap_or_else(|e| e.into_inner());
         // What comes unasked (progress) is of no interest here.
-        while process::poll_readable(&[self.socket.as_fd()], 0) {
+        while process::poll_readable(&[self.socket.as_fd()], Duration::ZERO) {
             if matches!(door::receive::<FromServer>(self.socket.as_fd(), &mut scratch), Arrived::Closed) {
                 return true;
             }
@@ -113,7 +113,7 @@ impl Link {
                     if self.server.as_ref().is_some_and(|fd| process::has_died(fd.as_fd())) {
                         return Err(self.gone());
                     }
-                    process::poll_readable(&[self.socket.as_fd()], clock::SLICE.as_millis() as i32);
+                    process::poll_readable(&[self.socket.as_fd()], clock::SLICE);
                 }
             }
         }

@@ -22,6 +22,8 @@ pub struct IpcHandle(pub [u8; 64]);
 const OUT_OF_MEMORY: c_int = 2;
 /// `CUDA_ERROR_NO_DEVICE`.
 const NO_DEVICE: c_int = 100;
+/// `CUDA_ERROR_NOT_READY`: no failure, but what `cuEventQuery` says of work that is still under way.
+pub const NOT_READY: c_int = 600;
 /// Errors after which a context never works again: an illegal address, an ECC error, a failed launch, a lost device and their like.
 const CONTEXT_LOST: [c_int; 8] = [214, 700, 701, 709, 714, 715, 719, 721];
 

@@ -4,6 +4,7 @@
 //!   student's process                                   worker's process
 //!   one allocation of cuMemAlloc ── handle, UUID ─────▶ opened once
 //!   slot 0 │ slot 1 │ slot 2 │ …   (through the door)   the generator's kernels write slot i on its stream
+//!                                                       commit records an event behind them, and returns
 //!                                                       event completes ─▶ READY, FULL  (words in host memory)
 //!   next: a view of slot i, nothing to wait for  ◀────── bell
 //!   release(stream): event completes ─▶ FREE
@@ -133,18 +134,33 @@ fn fits(len: usize, room: usize) -> Result<()> {
     if len > room { Err(Error::invalid(format!("{len} bytes do not fit into {room}"))) } else { Ok(()) }
 }
 
-/// What a reader queued before it gave a sample back.
+/// What a reader or a writer had queued.
 enum Mark {
     /// On one stream.
     Event(Event),
+    /// By a writer on its stream, and by this library behind it: the copies to another device.
+    Copies { written: Event, copied: Event },
     /// On any: its reader did not say.
     Everything(Arc<Context>),
 }
 
 impl super::Mark for Mark {
+    fn is_done(&self) -> Result<bool> {
+        match self {
+            Mark::Event(event) | Mark::Copies { copied: event, .. } => event.is_done(),
+            // Nothing says it without waiting.
+            Mark::Everything(_) => Ok(false),
+        }
+    }
+
     fn wait(self: Box<Self>) -> Result<()> {
         match *self {
             Mark::Event(event) => event.wait(),
+            Mark::Copies { written, copied } => {
+                let copied = copied.wait();
+                // Whatever the copies' end, an event must have been waited for before it is used again.
+                written.wait().and(copied)
+            }
             Mark::Everything(context) => context.synchronize(),
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! Contexts are the devices' *primary* ones, which torch and every other user of the runtime API share, so that streams and pointers may be exchanged with them.
 
-use super::driver::{DevicePtr, Driver, Handle, IpcHandle};
+use super::driver::{DevicePtr, Driver, Handle, IpcHandle, NOT_READY};
 use crate::base::{Error, Result, Status};
 use crate::os::process;
 use std::collections::HashMap;
@@ -207,7 +207,7 @@ impl Drop for Context {
     }
 }
 
-/// An event of the pool that was recorded; dropping it gives it back. It must have been waited for by then.
+/// An event of the pool that was recorded; dropping it gives it back. It must have been waited for, or be done, by then.
 pub struct Event {
     context: Arc<Context>,
     handle: Handle,
@@ -217,6 +217,13 @@ pub struct Event {
 unsafe impl Send for Event {}
 
 impl Event {
+    /// Whether what it stands for is done. Does not wait.
+    pub fn is_done(&self) -> Result<bool> {
+        // SAFETY: the event is valid until `self` is dropped.
+        let code = unsafe { (self.context.driver.calls.query)(self.handle) };
+        if code == NOT_READY { Ok(false) } else { self.context.driver.check("asking for an event", code).map(|()| true) }
+    }
+
     /// Waits until what it stands for is done.
     pub fn wait(self) -> Result<()> {
         let calls = &self.context.driver.calls;

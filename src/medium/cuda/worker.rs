@@ -9,11 +9,11 @@
 
 use super::driver::{DevicePtr, Driver};
 use super::offer::Offer;
-use super::owners::{Context, Memory, Opened, OwnStream};
+use super::owners::{Context, Event, Memory, Opened, OwnStream};
 use super::student::own;
 use super::{KIND, Pool, address, block, device_address, fits, stream_handle};
 use crate::base::{Error, Result, Status};
-use crate::medium::{Buffer, MakeOn, MappedMedium, Medium, Place, Stream, Write};
+use crate::medium::{Buffer, MakeOn, MappedMedium, Mark, Medium, Place, Stream, Write};
 use crate::os::memory::AlignedBuf;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -118,6 +118,15 @@ impl DeviceWriter {
         let target = target.as_ref().ok_or_else(|| Error::new(Status::Closed, "this worker has let go of the student's memory"))?;
         device_address(target.at(), slot, self.slots, self.stride)
     }
+
+    /// Queues copies from where samples were made to their slots; the event behind them.
+    fn copy_over(&self, writes: &[Write<'_>]) -> Result<Event> {
+        for write in writes {
+            let from = block(write.scratch.ok_or_else(|| Error::invalid("a sample for another device has no memory of its own"))?)?.at();
+            self.context.copy_to_peer(&self.stream, &self.target_context, self.at(write.slot)?, from, write.len)?;
+        }
+        self.context.record(self.stream.handle())
+    }
 }
 
 fn why_not(e: Error, offer: &Offer, visible: bool) -> Error {
@@ -185,31 +194,32 @@ impl Medium for DeviceWriter {
         }
     }
 
-    fn settle(&self, writes: &[Write<'_>], stream: Stream) -> Result<()> {
+    fn settle(&self, writes: &[Write<'_>], stream: Stream) -> Result<Option<Box<dyn Mark>>> {
         if let Making::InHostMemory = self.making {
             self.check_stream(stream)?;
-            return writes.iter().try_for_each(|w| match w.scratch {
+            let up = writes.iter().try_for_each(|w| match w.scratch {
                 Some(Buffer::Host(bytes)) => self.write(w.slot, &bytes.bytes()[..w.len]),
                 _ => Err(Error::invalid("a sample for a device was not made in host memory")),
             });
+            return up.map(|()| None);
         }
         if stream.is_none() {
+            // No event stands for all streams of a context.
             self.context.synchronize()?;
+            return match self.making {
+                Making::InTheSlot => Ok(None),
+                _ => self.copy_over(writes)?.wait().map(|()| None),
+            };
         }
-        let queued = if stream.is_none() { None } else { Some(self.context.record(stream_handle(stream))?) };
+        let written = self.context.record(stream_handle(stream))?;
         if let Making::InTheSlot = self.making {
-            return queued.map_or(Ok(()), super::owners::Event::wait);
+            return Ok(Some(Box::new(super::Mark::Event(written))));
         }
-        if let Some(event) = &queued {
-            self.context.order(&self.stream, event)?;
+        match self.context.order(&self.stream, &written).and_then(|()| self.copy_over(writes)) {
+            Ok(copied) => Ok(Some(Box::new(super::Mark::Copies { written, copied }))),
+            // An event must have been waited for before it is used again.
+            Err(e) => written.wait().and(Err(e)),
         }
-        for write in writes {
-            let from = block(write.scratch.ok_or_else(|| Error::invalid("a sample for another device has no memory of its own"))?)?.at();
-            self.context.copy_to_peer(&self.stream, &self.target_context, self.at(write.slot)?, from, write.len)?;
-        }
-        let copied = self.context.record(self.stream.handle())?.wait();
-        // Whatever the copies' end, the event of the caller's stream must have been waited for before it is used again.
-        queued.map_or(Ok(()), super::owners::Event::wait).and(copied)
     }
 
     fn quiesce(&self) -> Result<()> {

@@ -1,0 +1,185 @@
+//! Commits that overlap: `commit` on a stream returns while the device still works, and nobody is told of a sample before it is whole. Counted, never timed.
+
+use crate::gpu::Gpu;
+use crate::process::{alone, wait_until};
+use crate::{CUDA, common::*, cuda_student, local_worker};
+use laneway::base::Status;
+use laneway::exchange::student::Student;
+use laneway::exchange::worker::{Task, Worker};
+use laneway::medium::{MakeOn, Stream};
+use laneway::os::clock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// A student with so many tickets open at once, and a worker that makes its samples on this device.
+fn pair(room: &Room, tickets: u32, make_on: MakeOn) -> (Student, Worker) {
+    let student = student(room, WORDS, |o| {
+        (o.medium, o.slot_count, o.prefetch, o.max_workers, o.max_batch, o.max_attempts) = (CUDA, tickets, tickets - 1, 2, 1, 1);
+    });
+    student.set_model(model("m"), patience()).unwrap();
+    // The tickets are opened at the first look for a sample.
+    nothing_comes(&student);
+    (student, local_worker(room, 1, make_on))
+}
+
+fn nothing_comes(student: &Student) {
+    let e = student.next(1, &mut Vec::new(), clock::after(Duration::from_millis(50))).unwrap_err();
+    assert_eq!(e.status, Status::Timeout, "{e}");
+}
+
+/// Takes one task, queues its bytes and commits it with the stream; what the copy reads.
+fn make_one(worker: &Worker, gpu: &Gpu) -> (Vec<u8>, u32) {
+    let mut tasks: Vec<Task> = Vec::new();
+    worker.take(1, &mut tasks, patience()).unwrap();
+    let task = &tasks[0];
+    let bytes = payload(task.lane, task.step, task.generation, task.capacity);
+    gpu.upload(task.data, &bytes);
+    let wanted = worker.commit_on(&[(task.id, task.capacity)], Stream(gpu.stream as usize)).unwrap();
+    (bytes, wanted)
+}
+
+#[test]
+fn stand_in_commits_overlap_and_nothing_is_seen_before_it_is_whole() {
+    for device in [0, 1] {
+        alone(
+            "overlap::stand_in_commits_overlap_and_nothing_is_seen_before_it_is_whole",
+            &[("STANDIN_CUDA_DEVICES", if device == 0 { "1" } else { "2" })],
+            || {
+                let room = Room::new();
+                let _broker = room.broker();
+                let gpu = Gpu::new(device);
+                let (student, worker) = pair(&room, 12, if device == 0 { MakeOn::StudentsDevice } else { MakeOn::Device(1) });
+                let hold = Gpu::hold();
+                let read: Vec<_> = (0..10).map(|_| make_one(&worker, &gpu)).collect();
+                assert!(read.iter().all(|(_, wanted)| *wanted == 1), "all are waited for");
+                let stats = worker.stats();
+                assert_eq!((stats.pending, stats.made, stats.batches), (10, 0, 10), "ten commits are under way at once: {stats:?}");
+                nothing_comes(&student);
+                assert_eq!(student.stats().delivered, 0);
+                drop(hold);
+                // No further call of the worker's is needed.
+                (0..10).for_each(|step| assert_eq!(next(&student).step, step));
+                wait_until("nothing is pending", || worker.stats().pending == 0);
+                assert_eq!((worker.stats().made, worker.stats().lost), (10, 0));
+            },
+        );
+    }
+}
+
+#[test]
+fn stand_in_commits_wait_when_the_pool_of_events_is_used_up() {
+    alone("overlap::stand_in_commits_wait_when_the_pool_of_events_is_used_up", &[], || {
+        let room = Room::new();
+        let _broker = room.broker();
+        let (student, worker) = pair(&room, 80, MakeOn::StudentsDevice);
+        let committed = AtomicU64::new(0);
+        std::thread::scope(|s| {
+            let hold = Gpu::hold();
+            s.spawn(|| {
+                let gpu = Gpu::new(0);
+                let mut read = Vec::new();
+                for _ in 0..70 {
+                    read.push(make_one(&worker, &gpu));
+                    committed.fetch_add(1, Ordering::SeqCst);
+                }
+                // What copies read stays until they are done.
+                gpu.synchronize();
+            });
+            wait_until("all events are in use", || committed.load(Ordering::SeqCst) == 64);
+            nothing_comes(&student);
+            assert_eq!((committed.load(Ordering::SeqCst), worker.stats().pending), (64, 64), "the next commit waits");
+            drop(hold);
+            (0..70).for_each(|step| assert_eq!(next(&student).step, step));
+        });
+    });
+}
+
+#[test]
+fn stand_in_pending_samples_of_a_past_model_are_dropped_and_their_slots_used_again_only_once_they_are_whole() {
+    let name = "overlap::stand_in_pending_samples_of_a_past_model_are_dropped_and_their_slots_used_again_only_once_they_are_whole";
+    alone(name, &[], || {
+        let room = Room::new();
+        let _broker = room.broker();
+        let gpu = Gpu::new(0);
+        // Four slots, and one more for each of two workers.
+        let (student, worker) = pair(&room, 4, MakeOn::StudentsDevice);
+        let hold = Gpu::hold();
+        let read: Vec<_> = (0..4).map(|_| make_one(&worker, &gpu)).collect();
+        student.set_model(model("n"), patience()).unwrap();
+        nothing_comes(&student);
+        // The new tickets are there, and one slot for the first of them; the next waits for a slot that is written to, though for nobody.
+        let (_first, wanted) = make_one(&worker, &gpu);
+        assert_eq!((wanted, worker.stats().pending), (1, 5));
+        let e = worker.take(1, &mut Vec::new(), clock::after(Duration::from_millis(100))).unwrap_err();
+        assert_eq!(e.status, Status::Timeout, "{e}");
+        drop(hold);
+        assert_eq!((next(&student).step, student.generation()), (0, 2));
+        wait_until("what was made in vain is dropped", || worker.stats().lost == 4 && worker.stats().pending == 0);
+        let (_second, _) = make_one(&worker, &gpu);
+        assert_eq!(next(&student).step, 1);
+        drop(read);
+    });
+}
+
+#[test]
+fn stand_in_device_that_fails_after_the_commit_fails_the_task_with_the_reason() {
+    let name = "overlap::stand_in_device_that_fails_after_the_commit_fails_the_task_with_the_reason";
+    alone(name, &[("STANDIN_CUDA_FAULTS", "lost=1")], || {
+        let room = Room::new();
+        let _broker = room.broker();
+        let (student, worker) = pair(&room, 4, MakeOn::StudentsDevice);
+        let gpu = Gpu::new(0);
+        let hold = Gpu::hold();
+        let (_read, wanted) = make_one(&worker, &gpu);
+        assert_eq!(wanted, 1, "nothing is known of it yet");
+        drop(hold);
+        let e = student.next(1, &mut Vec::new(), patience()).unwrap_err();
+        assert!(e.status == Status::TaskFailed && e.message.contains("context is lost"), "{e}");
+        wait_until("nothing is pending", || worker.stats().pending == 0);
+        assert_eq!((worker.stats().failed, worker.stats().made), (1, 0));
+    });
+}
+
+#[test]
+fn stand_in_worker_that_closes_publishes_what_it_has_committed() {
+    alone("overlap::stand_in_worker_that_closes_publishes_what_it_has_committed", &[], || {
+        let room = Room::new();
+        let _broker = room.broker();
+        let gpu = Gpu::new(0);
+        let (student, worker) = pair(&room, 6, MakeOn::StudentsDevice);
+        let hold = Gpu::hold();
+        let read: Vec<_> = (0..5).map(|_| make_one(&worker, &gpu)).collect();
+        std::thread::scope(|s| {
+            let closing = s.spawn(|| worker.close());
+            nothing_comes(&student);
+            assert!(!closing.is_finished(), "the device is not done");
+            drop(hold);
+        });
+        (0..5).for_each(|step| assert_eq!(next(&student).step, step));
+        assert_eq!((worker.stats().made, worker.stats().pending), (5, 0));
+        drop(read);
+    });
+}
+
+/// The slots of a killed worker's pending commits are not used again before its process is gone.
+#[test]
+fn stand_in_worker_killed_with_commits_pending_keeps_its_slots_until_its_process_is_gone() {
+    let name = "overlap::stand_in_worker_killed_with_commits_pending_keeps_its_slots_until_its_process_is_gone";
+    alone(name, &[], || {
+        let room = Room::new();
+        let _broker = room.broker();
+        let student = cuda_student(&room, CUDA);
+        let mut killed = crate::process::worker(&room, &[("STANDIN_CUDA_FAULTS", "slow=600000")]);
+        wait_until("its tickets are claimed", || {
+            let _ = student.next(1, &mut Vec::new(), clock::after(Duration::from_millis(20)));
+            student.stats().workers == 1 && student.stats().in_flight > 0
+        });
+        nothing_comes(&student);
+        killed.signal(libc::SIGKILL);
+        wait_until("its slots are free", || student.stats().deaths == 1 && student.stats().swept_slots > 0);
+        let other = crate::process::worker(&room, &[]);
+        (0..20).for_each(|step| assert_eq!(next(&student).step, step));
+        drop(student);
+        other.finish();
+    });
+}
