@@ -5,6 +5,7 @@ Megatron puts small buffers on "the current device" and waits for it: here that 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from conftest import wait_until
 from ranks import memory_of, preload, run_ranks
 
-from laneway import Loader
+from laneway import Loader, errors
 
 torch = pytest.importorskip("torch", reason="torch is not installed: the adapter for Megatron Core was not tried")
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: the adapter for it was not tried")
@@ -140,13 +141,18 @@ def peer(rank: int, ranks: int, recipe: str, node: str, folder: str) -> dict[str
     start(1, pipeline_model_parallel_size=2, context_parallel_size=2)
     os.environ["LANEWAY_DIR"] = node
     begun = Path(node, "begun")
-    if rank == 3:  # comes when others have begun to read, who must not have gone on without it
+    taken: list[Any] = []
+    if rank == 3:  # comes when the others have read as much as they can, who must not have gone on without it
         connect = _common.NodeLoader
         _common.NodeLoader = lambda *given, **options: (wait_until(begun.exists, "the first batches"), connect(*given, **options))[1]
     data = DataIterator(recipe, server="peers", start=True)
-    taken = [next(data)["tokens"] for _ in range(3)]
-    begun.touch()
-    taken += [next(data)["tokens"] for _ in range(3 * num_microbatches_calculator.get_num_microbatches() - 3)]
+    if rank != 3:
+        with contextlib.suppress(errors.Timeout):
+            while len(taken) < 20:
+                taken.append(data.loader.next(timeout_s=1).input_ids)
+        begun.touch()
+    while len(taken) < 3 * num_microbatches_calculator.get_num_microbatches():
+        taken.append(next(data)["tokens"])
     os.makedirs(folder, exist_ok=True)
     state = {"data": data.sharded_state_dict()}
     dist_checkpointing.save(state, folder)  # which would refuse lanes that nobody writes, or that two do

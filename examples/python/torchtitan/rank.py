@@ -128,6 +128,7 @@ def main() -> None:
     import torch
     import torch.distributed as dist
     from elastic.corpus import prepare
+    from elastic.leave import leave
 
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -137,8 +138,7 @@ def main() -> None:
         prepare(options.data, options.length, GLOBAL_BATCH)
     dist.barrier()
     run(options.folder, make_config(options.folder, options.data, dist.get_world_size(), options), options.swap_rows_at)
-    dist.barrier()  # none leaves while another still talks to it
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":
