@@ -194,12 +194,14 @@ def look(rank: int, ranks: int, recipe: str) -> list[Any]:
 
     start(ranks, micro_batch=8)
     batch = next(DataIterator(recipe, attention_mask=True))
-    return [batch["attention_mask"].squeeze(1).tolist(), batch["position_ids"].tolist()]
+    return [batch[name].squeeze(1).tolist() for name in ("attention_mask", "position_ids", "labels", "loss_mask")]
 
 
-def test_the_attention_mask_keeps_documents_apart(lanes: Path, tmp_path: Path) -> None:
-    ((masks, positions),) = run_ranks(look, 1, tmp_path / "look", str(lanes))
+def test_a_batch_is_what_megatrons_model_takes_and_its_mask_keeps_documents_apart(lanes: Path, tmp_path: Path) -> None:
+    ((masks, positions, labels, counting),) = run_ranks(look, 1, tmp_path / "look", str(lanes))
     batch = next(Loader(lanes))
+    assert torch.tensor(counting).bool().tolist() == batch.loss_mask.tolist()
+    assert labels == torch.where(batch.loss_mask, batch.labels, 0).tolist(), "0 where none counts, an id that Megatron can look up"
     for mask, places, segments in zip(masks, positions, batch.segment_ids.tolist(), strict=True):
         for i, row in enumerate(mask):
             assert [not hidden for hidden in row] == [j <= i and segments[j] == segments[i] for j in range(len(row))]
