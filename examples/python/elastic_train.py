@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from elastic.corpus import prepare
 from elastic.feeds import FEEDS
+from elastic.leave import leave
 from elastic.train import Run, Sizes, train
 
 
@@ -38,8 +39,7 @@ def main() -> None:
         options.folder.mkdir(parents=True, exist_ok=True)
     dist.barrier()
     train(Run(options.loader, ranks, options.folder, options.data, sizes, options.resume), rank)
-    dist.barrier()  # none leaves while another still talks to it
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

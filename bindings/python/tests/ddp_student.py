@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 
 import numpy as np
 import torch
@@ -48,7 +49,7 @@ for i in range(BATCHES):
 with open(os.path.join(sys.argv[1], f"rank{rank}.json"), "w") as file:
     json.dump(report, file)
 client.close()
-# torch's own threads may still be letting go of the last sums, for which they need Python: a rank whose interpreter ends meanwhile is aborted.
-del model
 dist.barrier()
 dist.destroy_process_group()
+# torch's threads let go of the last sums a moment later, for which they need Python: a rank whose interpreter ends meanwhile is aborted.
+time.sleep(0.5)

@@ -117,6 +117,12 @@ def test_a_setting_that_contradicts_the_loader_is_named(recipe: Path, tmp_path: 
         trainer(recipe, tmp_path, **changes)
 
 
+def test_processes_that_would_train_each_on_its_own_are_refused(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(errors.InvalidArgument, match="torchrun started 2 processes, but TrainingArguments found 1.*use_cpu=True"):
+        trainer(recipe, tmp_path, use_cpu=False)
+
+
 def test_a_checkpoint_without_the_loaders_state_or_with_some_of_it_is_refused(recipe: Path, tmp_path: Path) -> None:
     with pytest.raises(errors.InvalidArgument, match="has no checkpoint"):
         trainer(recipe, tmp_path).train(resume_from_checkpoint=True)
@@ -127,6 +133,15 @@ def test_a_checkpoint_without_the_loaders_state_or_with_some_of_it_is_refused(re
     (checkpoint / "laneway-1-of-2.json").write_text("{}")
     with pytest.raises(errors.NotFound, match="expected the files of all ranks"):
         trainer(recipe, tmp_path).train(resume_from_checkpoint=str(checkpoint))
+
+
+def test_a_save_on_other_ranks_replaces_what_an_earlier_one_left_there(recipe: Path, tmp_path: Path) -> None:
+    from laneway.integrations._common import read_states, save_state
+
+    for ranks in (4, 2):
+        for rank in reversed(range(ranks)):
+            save_state(tmp_path, Loader(recipe, rank, ranks))
+        assert len(read_states(tmp_path)) == ranks
 
 
 def test_a_global_batch_that_is_a_schedule_is_refused(recipe: Path) -> None:

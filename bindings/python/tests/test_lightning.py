@@ -104,6 +104,29 @@ def test_a_checkpoint_without_the_loaders_state_and_one_of_another_recipe_are_re
         fit(recipe, tmp_path, checkpoint=checkpoint, max_steps=4)
 
 
+def test_validation_on_the_way_leaves_the_place_alone(recipe: Path, tmp_path: Path) -> None:
+    import lightning_trainer as example
+
+    class Validated(example.Model):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            validated.append(batch)
+
+    class Data(example.LanewayDataModule):
+        def val_dataloader(self) -> Any:
+            return torch.utils.data.DataLoader(range(2))
+
+    validated: list[Any] = []
+    data = Data(recipe, microbatch_size=4)
+    settings = {"max_steps": 3, "accumulate_grad_batches": 4, "val_check_interval": 4, "check_val_every_n_epoch": None, "logger": False, "enable_progress_bar": False}
+    trainer = example.pl.Trainer(default_root_dir=tmp_path, accelerator="cpu", devices=1, **settings)
+    trainer.fit(Validated(), data)
+    trainer.save_checkpoint(tmp_path / "after.ckpt")
+    assert len(validated) >= 4
+    loader = Loader(recipe)
+    loader.load_state_dict(torch.load(tmp_path / "after.ckpt", weights_only=False)[Data.__qualname__])
+    assert loader.step == 3
+
+
 def test_a_second_fit_goes_on_where_the_first_one_ended(recipe: Path, tmp_path: Path) -> None:
     import lightning_trainer as example
 

@@ -5,14 +5,16 @@ Megatron puts small buffers on "the current device" and waits for it: here that 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import wait_until
 from ranks import memory_of, preload, run_ranks
 
-from laneway import Loader
+from laneway import Loader, errors
 
 torch = pytest.importorskip("torch", reason="torch is not installed: the adapter for Megatron Core was not tried")
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: the adapter for it was not tried")
@@ -21,9 +23,16 @@ preload("laneway.integrations.megatron", "megatron.core.models.gpt.gpt_model")
 EACH = 2  # steps of a stage
 
 
-def start(ranks: int, global_batch: int = 8, micro_batch: int = 1, **parallel: int) -> None:
-    """What a program that uses Megatron Core does first, and what lets it run on a CPU. ``ranks``: of data parallelism."""
+def on_cpu() -> None:
+    """Lets Megatron Core run where there is no GPU."""
     torch.cuda.current_device, torch.cuda.synchronize = lambda: torch.device("cpu"), lambda *_: None
+    zeros = torch.zeros
+    torch.zeros = lambda *sizes, device=None, **settings: zeros(*sizes, device=None if device == "cuda" else device, **settings)
+
+
+def start(ranks: int, global_batch: int = 8, micro_batch: int = 1, **parallel: int) -> None:
+    """What a program that uses Megatron Core does first. ``ranks``: of data parallelism."""
+    on_cpu()
     from megatron.core import num_microbatches_calculator, parallel_state
 
     parallel_state.initialize_model_parallel(create_gloo_process_groups=True, **parallel)
@@ -126,12 +135,24 @@ def peer(rank: int, ranks: int, recipe: str, node: str, folder: str) -> dict[str
     """One of four: two stages of a pipeline, each with two halves of the context, of one data-parallel rank."""
     from megatron.core import dist_checkpointing, num_microbatches_calculator, parallel_state
 
+    from laneway.integrations import _common
     from laneway.integrations.megatron import DataIterator
 
     start(1, pipeline_model_parallel_size=2, context_parallel_size=2)
     os.environ["LANEWAY_DIR"] = node
+    begun = Path(node, "begun")
+    taken: list[Any] = []
+    if rank == 3:  # comes when the others have read as much as they can, who must not have gone on without it
+        connect = _common.NodeLoader
+        _common.NodeLoader = lambda *given, **options: (wait_until(begun.exists, "the first batches"), connect(*given, **options))[1]
     data = DataIterator(recipe, server="peers", start=True)
-    taken = [next(data)["tokens"] for _ in range(3 * num_microbatches_calculator.get_num_microbatches())]
+    if rank != 3:
+        with contextlib.suppress(errors.Timeout):
+            while len(taken) < 20:
+                taken.append(data.loader.next(timeout_s=1).input_ids)
+        begun.touch()
+    while len(taken) < 3 * num_microbatches_calculator.get_num_microbatches():
+        taken.append(next(data)["tokens"])
     os.makedirs(folder, exist_ok=True)
     state = {"data": data.sharded_state_dict()}
     dist_checkpointing.save(state, folder)  # which would refuse lanes that nobody writes, or that two do
@@ -173,12 +194,14 @@ def look(rank: int, ranks: int, recipe: str) -> list[Any]:
 
     start(ranks, micro_batch=8)
     batch = next(DataIterator(recipe, attention_mask=True))
-    return [batch["attention_mask"].squeeze(1).tolist(), batch["position_ids"].tolist()]
+    return [batch[name].squeeze(1).tolist() for name in ("attention_mask", "position_ids", "labels", "loss_mask")]
 
 
-def test_the_attention_mask_keeps_documents_apart(lanes: Path, tmp_path: Path) -> None:
-    ((masks, positions),) = run_ranks(look, 1, tmp_path / "look", str(lanes))
+def test_a_batch_is_what_megatrons_model_takes_and_its_mask_keeps_documents_apart(lanes: Path, tmp_path: Path) -> None:
+    ((masks, positions, labels, counting),) = run_ranks(look, 1, tmp_path / "look", str(lanes))
     batch = next(Loader(lanes))
+    assert torch.tensor(counting).bool().tolist() == batch.loss_mask.tolist()
+    assert labels == torch.where(batch.loss_mask, batch.labels, 0).tolist(), "0 where none counts, an id that Megatron can look up"
     for mask, places, segments in zip(masks, positions, batch.segment_ids.tolist(), strict=True):
         for i, row in enumerate(mask):
             assert [not hidden for hidden in row] == [j <= i and segments[j] == segments[i] for j in range(len(row))]

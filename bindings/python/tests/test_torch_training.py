@@ -151,6 +151,11 @@ def test_a_stateful_dataloader_saves_and_goes_on_exactly(lanes: Path, uninterrup
     second.load_state_dict(state)
     found += [global_hash(batch.hashes) for batch in islice(second, STEPS)]
     assert found == uninterrupted
+    # torchdata asks the iterator; others ask the dataset.
+    third, fourth = (Loader(lanes, framework="numpy").to_torch_dataset() for _ in range(2))
+    next(iter(third))
+    fourth.load_state_dict(third.state_dict())
+    assert global_hash(next(iter(fourth)).hashes) == uninterrupted[1]
 
 
 def test_batches_move_to_a_device(lanes: Path) -> None:

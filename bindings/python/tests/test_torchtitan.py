@@ -28,6 +28,7 @@ from laneway.torchtitan import LanewayDataLoader, check_config  # noqa: E402
 preload("titan_on_cpu", "laneway.torchtitan")
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "python" / "torchtitan"
 sys.path[:0] = [str(EXAMPLE), str(EXAMPLE.parent)]
+LENGTH = 64
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import rank as example
     from elastic.corpus import prepare
 
-    return prepare(tmp_path_factory.mktemp("titan"), example.LENGTH, example.GLOBAL_BATCH).parent
+    return prepare(tmp_path_factory.mktemp("titan"), LENGTH, example.GLOBAL_BATCH).parent
 
 
 def trainer(rank: int, ranks: int, node: str, words: list[str]) -> None:

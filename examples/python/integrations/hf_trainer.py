@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments, set_s
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from elastic.corpus import VOCABULARY, prepare  # noqa: E402
+from elastic.leave import leave  # noqa: E402
 
 LENGTH, GLOBAL_BATCH, MICROBATCH = 128, 16, 2
 
@@ -65,8 +66,7 @@ def main() -> None:
     trainer.train(resume_from_checkpoint=options.resume)
     print(f"rank {trainer.loader.rank}: the loader is at step {trainer.loader.step}")
     if dist.is_initialized():
-        dist.barrier()  # none leaves while another still talks to it
-        dist.destroy_process_group()
+        leave()
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@
     python elastic_resume.py [folder] --server titan      one process makes the batches of all ranks of the changing run
     python elastic_resume.py [folder] --swap-rows-at 9    spoils a batch, to see that it is noticed
 
-Of the four, each two split the model's tensors between them and read the same batches. Every global batch of the changing run must have the hash of the steady
-run's; the exit status is 1 if one has not.
+On CPUs, of the four each two split the model's tensors between them and read the same batches. Every global batch of the changing run must have the hash of the
+steady run's; the exit status is 1 if one has not. `gpu_smoke.py` is the same on a GPU.
 """
 
 import argparse
@@ -34,19 +34,21 @@ def main(device: str = "cpu") -> int:
     for name in ("steady", "changing"):
         shutil.rmtree(folder / name, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
-    common = ["--device", device, "--data", str(folder / "data")]
+    on_gpu = device == "cuda"
+    common = ["--device", device, "--data", str(folder / "data"), "--length", "128" if on_gpu else "64"]
     torchrun(folder / "steady", 2, [*common, "--until", str(last)])
     if options.server:
         common += ["--server", options.server]
     if options.swap_rows_at is not None:
         common += ["--swap-rows-at", str(options.swap_rows_at)]
     for processes, tensor_parallel, until in STAGES:
-        torchrun(folder / "changing", processes, [*common, "--until", str(until), "--tensor-parallel", str(tensor_parallel)])
+        split = 1 if on_gpu else tensor_parallel  # gloo cannot gather tensors of a GPU
+        torchrun(folder / "changing", processes, [*common, "--until", str(until), "--tensor-parallel", str(split)])
     return compare(steps_of(folder / "steady"), steps_of(folder / "changing"), last)
 
 
 def torchrun(folder: Path, processes: int, arguments: Sequence[str]) -> None:
-    print(f"{folder.name}: {processes} process{'es' * (processes != 1)} {' '.join(arguments[4:])}", flush=True)
+    print(f"{folder.name}: {processes} process{'es' * (processes != 1)} {' '.join(arguments[6:])}", flush=True)
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     with open(folder.parent / "output.log", "a") as log:
         done = subprocess.run([sys.executable, *launcher, str(HERE / "rank.py"), str(folder), *arguments], stdout=log, stderr=log, stdin=subprocess.DEVNULL)

@@ -17,7 +17,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-LENGTH, GLOBAL_BATCH, LOCAL_BATCH, LAYERS = 64, 16, 2, 2
+GLOBAL_BATCH, LOCAL_BATCH, LAYERS = 16, 2, 2
 STEPS = 12  # of the whole run, which the learning rate follows
 
 
@@ -30,14 +30,14 @@ def make_config(folder: Path, data: Path, processes: int, options: argparse.Name
     config.dump_folder = str(folder)
     config.hf_assets_path = str(data)
     config.dataloader = LanewayDataLoader.Config(recipe=str(data / "recipe.toml"), server=options.server, start_server=options.server is not None)
-    config.training.seq_len = LENGTH
+    config.training.seq_len = options.length
     config.training.local_batch_size = LOCAL_BATCH
     config.training.global_batch_size = GLOBAL_BATCH
     config.training.steps = options.until
     config.training.disable_cuda_graphs = True
     config.lr_scheduler.total_steps = STEPS
-    # Replicas only: gloo can add up tensors of a GPU, but not gather them.
     config.parallelism.tensor_parallel_degree = options.tensor_parallel
+    # Replicas, not shards: gloo can add up tensors of a GPU, but not gather them.
     config.parallelism.data_parallel_replicate_degree = processes // options.tensor_parallel
     config.parallelism.data_parallel_shard_degree = 1
     config.checkpoint.enable = True
@@ -52,6 +52,8 @@ def make_config(folder: Path, data: Path, processes: int, options: argparse.Name
 
         give_attention(model)
         config.training.mixed_precision_param = "float32"
+    else:
+        config.debug.deterministic, config.debug.deterministic_warn_only = True, True  # nor tunes kernels, which would take longer than the run
     check_config(config)
     return config
 
@@ -110,7 +112,8 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--until", type=int, default=STEPS, help="the step to stop before")
     parser.add_argument("--save-every", type=int, default=4)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--tensor-parallel", type=int, default=1, help="processes that split the model's tensors between them, and read the same batches")
+    parser.add_argument("--length", type=int, default=64, help="tokens of a row")
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="CPUs only: processes that split the model's tensors between them, and read the same batches")
     parser.add_argument("--server", help="let one process of this name make the batches of all ranks; the first rank starts it")
     parser.add_argument("--swap-rows-at", type=int, help="spoil this step's batches, to see that it is noticed")
     return parser.parse_args(words)
@@ -125,17 +128,17 @@ def main() -> None:
     import torch
     import torch.distributed as dist
     from elastic.corpus import prepare
+    from elastic.leave import leave
 
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # TorchTitan takes the process group that it finds; its own would be NCCL's, which refuses two ranks on one GPU.
     dist.init_process_group("gloo")
     if dist.get_rank() == 0:
-        prepare(options.data, LENGTH, GLOBAL_BATCH)
+        prepare(options.data, options.length, GLOBAL_BATCH)
     dist.barrier()
     run(options.folder, make_config(options.folder, options.data, dist.get_world_size(), options), options.swap_rows_at)
-    dist.barrier()  # none leaves while another still talks to it
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -53,6 +53,11 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             raise InvalidArgument(f"dataloader_num_workers is {args.dataloader_num_workers}: set it to 0, the loader has threads of its own")
         if args.n_gpu > 1:
             raise InvalidArgument(f"this process would split batches over {args.n_gpu} GPUs: start a process for each with torchrun")
+        started = int(os.environ.get("WORLD_SIZE", args.world_size))
+        if started != args.world_size:
+            raise InvalidArgument(
+                f"torchrun started {started} processes, but TrainingArguments found {args.world_size}, so that each would train on its own: without GPUs set use_cpu=True"
+            )
         if args.max_steps <= 0:
             raise InvalidArgument("max_steps is not set: a recipe counts steps, not epochs")
         check_trainer(
