@@ -525,7 +525,7 @@ typedef struct {
     uint32_t prefetch;
     // Workers that can be attached at once. Default 8.
     uint32_t max_workers;
-    // Tasks that one worker can take at once. Default 8.
+    // Tasks that one worker can take at once; one whose `batch_size` is larger takes so many. Default 8.
     uint32_t max_batch;
     // How often a ticket is tried, when its worker fails or dies, before `lw_student_next` reports it. Default 3.
     uint32_t max_attempts;
@@ -1058,7 +1058,7 @@ void lw_recipe_free(lw_recipe *recipe);
  * | `cu_seqlens` | int32 | `[segments + 1]`: where segments start in the batch laid out as one sequence, and its end; a row's padding is a segment of its own |
  *
  * Where teachers made samples of its rows (`[generate]` in the recipe), it also has their tensors, by name: `lw_batch_layout`
- * describes those of a row, and each is `[rows, …]`, zero in rows that are padding.
+ * describes those of a row, and each is `[rows, …]`, zero in rows that are padding. `lw_batch_tensor` says what becomes of ragged ones.
  *
  * A tensor is written when it is first asked for. A batch is counted: `lw_batch_retain`, `lw_batch_release`.
  */
@@ -1127,7 +1127,14 @@ LW_MUST_USE lw_status lw_batch_describe(const lw_batch *batch, lw_batch_info *in
 
 // Describes the tensor of that NUL-terminated name: a view, not to be written, valid until the batch's last reference
 // is released, like its name and shape. `LW_NOT_FOUND` lists the names. Any thread.
-LW_MUST_USE lw_status lw_batch_tensor(const lw_batch *batch, const char *name, lw_tensor *tensor);
+//
+// A batch that teachers made a ragged tensor of, `"seq<=2048"` in the recipe, has it in the size that the recipe's `pad_to` says, zero behind each
+// row's data, and for each such dimension two tensors more: `seq_lengths`, `int64` of `[rows]`, and `seq_mask`, `bool` of `[rows, size]`, true
+// where there is data.
+LW_MUST_USE
+lw_status lw_batch_tensor(const lw_batch *batch,
+                          const char *name,
+                          lw_tensor *tensor);
 
 // The tensors that teachers made of each row; NULL if they made none, and for NULL. It belongs to the batch: valid until its last
 // reference is released, not to be freed. Any thread.

@@ -268,6 +268,26 @@ fn a_worker_that_cannot_write_to_a_medium_is_not_paired() {
 }
 
 #[test]
+fn a_forked_child_does_not_remove_its_parents_file() {
+    let room = Room::new();
+    let path = room.dir.join("kept");
+    let owned = laneway::medium::Owned::new(MediumChoice::File { path: path.clone() }.create(2, 64).unwrap());
+    // SAFETY: the child gives memory back and ends, without any of its parent's locks or threads.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        drop(owned);
+        // SAFETY: ends the child without the test harness's leave-taking.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY: a child of this process's own; the place is writable.
+    assert!(unsafe { libc::waitpid(child, &raw mut status, 0) } == child && status == 0);
+    assert!(path.exists());
+    drop(owned);
+    assert!(!path.exists());
+}
+
+#[test]
 fn a_file_that_exists_is_not_overwritten() {
     let room = Room::new();
     let _broker = room.broker();
