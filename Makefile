@@ -33,7 +33,7 @@ expected: setup ## every test, and their numbers written to tests/expected.txt
 bench: setup ## beside softs, multiprocessing, memcpy, zephon, grain and the bare tokenizer
 	@$(PYTHON) benches/run.py
 
-gpu-check: ## what only a GPU can show of the cuda medium, in under 5 minutes; needs a build, Python with NumPy, and nothing from the network
+gpu-check: ## what only a GPU can show of the cuda medium, in under 5 minutes; needs a build (or what scripts/gpu_check.py --pack makes) and NumPy
 	@$$(command -v $(PYTHON) || command -v python3) scripts/gpu_check.py
 
 wheel: setup ## build/dist/laneway-*.whl

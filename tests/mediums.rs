@@ -151,7 +151,8 @@ fn shared_memory_keeps_the_promises() {
 fn a_file_keeps_the_promises() {
     let room = Room::new();
     let path = room.dir.join("file");
-    suite(&room, MediumChoice::File { path }, true);
+    suite(&room, MediumChoice::File { path: path.clone() }, true);
+    assert!(!path.exists(), "it goes with the student");
 }
 
 #[test]
@@ -207,7 +208,46 @@ fn a_medium_that_is_too_small_is_refused_with_both_numbers() {
     let _worker = any_worker(&room, 2);
     student.set_model(model("m"), patience()).unwrap();
     let e = student.next(1, &mut Vec::new(), clock::after(Duration::from_millis(300))).unwrap_err();
-    assert!(e.message.contains("no worker is attached"), "{e}");
+    assert!(e.message.contains("no worker is attached") && e.message.contains("5 slots have no room"), "{e}");
+    assert!(student.stats().refusals.len() == 1, "{:?}", student.stats());
+}
+
+/// Any reason that only the worker can know reaches the student, and the slot in which it travels is free again.
+#[test]
+fn a_worker_that_cannot_attach_to_a_medium_tells_the_student_why() {
+    struct Broken;
+    impl Attach for Broken {
+        fn kind(&self) -> &str {
+            "renamed"
+        }
+        fn attach(&self, _: &str, _: Option<OwnedFd>, _: u32, _: usize) -> Result<Box<dyn Medium>> {
+            Err(Error::new(Status::Io, format!("the cable is cut{}", "!".repeat(100_000))))
+        }
+    }
+    let room = Room::new();
+    let _broker = room.broker();
+    let medium = MediumChoice::Custom(Box::new(Renamed(MappedMedium::shm(5, STRIDE).unwrap())));
+    let student = student(&room, WORDS, |o| (o.medium, o.slot_count, o.max_batch) = (medium, 4, 1));
+    student.set_model(model("m"), patience()).unwrap();
+    let mut options = WorkerOptions::new(room.endpoints.clone());
+    (options.slot_size, options.worker_id, options.attach) = (WORDS * 8, Some(77), vec![Box::new(Broken) as Box<dyn Attach>]);
+    let broken = Worker::open(options, patience()).unwrap();
+    while student.stats().workers == 1 || student.stats().left == 0 {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let e = student.next(1, &mut Vec::new(), clock::after(Duration::from_millis(50))).unwrap_err();
+    assert!(
+        e.message.contains("no worker is attached; worker 77 (process") && e.message.contains("cannot serve this student: the cable is cut!"),
+        "{e}"
+    );
+    assert_eq!(student.stats().swept_slots, 1, "the slot that the text came in is free again");
+    drop(broken);
+    let can = any_worker(&room, 1);
+    std::thread::scope(|s| {
+        s.spawn(|| serve(&can));
+        (0..20).for_each(|step| assert_eq!(next(&student).step, step));
+        can.stop();
+    });
 }
 
 #[test]
@@ -225,6 +265,26 @@ fn a_worker_that_cannot_write_to_a_medium_is_not_paired() {
         can.stop();
     });
     assert_eq!(student.stats().workers, 1);
+}
+
+#[test]
+fn a_forked_child_does_not_remove_its_parents_file() {
+    let room = Room::new();
+    let path = room.dir.join("kept");
+    let owned = laneway::medium::Owned::new(MediumChoice::File { path: path.clone() }.create(2, 64).unwrap());
+    // SAFETY: the child gives memory back and ends, without any of its parent's locks or threads.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        drop(owned);
+        // SAFETY: ends the child without the test harness's leave-taking.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY: a child of this process's own; the place is writable.
+    assert!(unsafe { libc::waitpid(child, &raw mut status, 0) } == child && status == 0);
+    assert!(path.exists());
+    drop(owned);
+    assert!(!path.exists());
 }
 
 #[test]

@@ -18,7 +18,8 @@ pub enum SeatState {
 #[repr(C, align(128))]
 pub struct Seat {
     state: AtomicU32,
-    unused: AtomicU32,
+    /// One more than the slot whose text says why the worker left; 0: it left as workers do.
+    reason: AtomicU32,
     /// The worker's uuid, low and high half.
     uuid: [AtomicU64; 2],
     /// Samples that it published here.
@@ -36,7 +37,7 @@ impl Seat {
         let zero = || AtomicU64::new(0);
         Seat {
             state: AtomicU32::new(0),
-            unused: AtomicU32::new(0),
+            reason: AtomicU32::new(0),
             uuid: [zero(), zero()],
             published: zero(),
             lost: zero(),
@@ -64,6 +65,7 @@ impl Seat {
     pub fn give(&self, uuid: u128) {
         self.published.store(0, Ordering::Relaxed);
         self.lost.store(0, Ordering::Relaxed);
+        self.reason.store(0, Ordering::Relaxed);
         self.idle.awake();
         // Release: what is above becomes visible with the name.
         self.uuid[0].store(uuid as u64, Ordering::Release);
@@ -80,6 +82,17 @@ impl Seat {
     /// Worker: its last store into this segment.
     pub fn leave(&self) {
         self.state.store(2, Ordering::Release);
+    }
+
+    /// Worker: leaves, as with [`Seat::leave`], because it cannot serve this student; the text of `slot`, which it has made READY, says why.
+    pub fn refuse(&self, slot: u32) {
+        self.reason.store(slot + 1, Ordering::Relaxed);
+        self.leave();
+    }
+
+    /// Student: the slot of [`Seat::refuse`], once the seat is left.
+    pub fn reason(&self) -> Option<u32> {
+        self.reason.load(Ordering::Relaxed).checked_sub(1)
     }
 
     /// Worker: counts a publication that won, or one that came too late.

@@ -67,6 +67,12 @@ impl Gpu {
         Hold
     }
 
+    /// Bytes of host memory that this process has page-locked, as the stand-in has counted.
+    pub fn locked_bytes() -> usize {
+        // SAFETY: the stand-in's function of that name, without parameters.
+        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> usize>(function("standinCudaLocked"))() }
+    }
+
     /// Handles opened and closed by this process, as the stand-in has counted.
     pub fn opens_and_closes() -> (u64, u64) {
         let (mut opens, mut closes) = (0, 0);

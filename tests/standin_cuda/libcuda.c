@@ -4,13 +4,15 @@
 // - a device pointer is an address that no process may touch (PROT_NONE): only copies through this library reach the bytes;
 // - copies run on a thread of their stream, after `slow` milliseconds, so what is published before its event has completed is found out;
 // - memory lies in memfds, and a handle made by one process is opened by another through /proc; the exporter itself may not, nor anybody twice;
+// - memory that another process has open may not be freed: whoever does is ended;
 // - calls need a current context, and none works in a forked child.
 //
 // Environment:
 //   STANDIN_CUDA_DEVICES   how many there are (2)
 //   STANDIN_CUDA_MEMORY    bytes of each (1 GiB)
 //   STANDIN_CUDA_FAULTS    comma-separated: init, export (no handle can be made), open (no handle can be opened), nopeer (devices cannot reach each
-//                          other), register (no page-locking), lost=N (the context is lost at the N-th copy), slow=MS (each copy takes that long)
+//                          other), register (no page-locking), lost=N (the context is lost at the N-th copy), slow=MS (each copy takes that long),
+//                          slowclose=MS (letting go of a handle does)
 //   CUDA_VISIBLE_DEVICES   as with the real one: numbers or "GPU-…" names
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -29,7 +31,8 @@ typedef struct Stream Stream;
 typedef struct Event Event;
 
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, ALREADY_MAPPED = 208,
-       INVALID_HANDLE = 400, NOT_READY = 600, ILLEGAL_ADDRESS = 700, NOT_PERMITTED = 800, NOT_SUPPORTED = 801 };
+       INVALID_HANDLE = 400, NOT_READY = 600, ILLEGAL_ADDRESS = 700, ALREADY_REGISTERED = 712, NOT_REGISTERED = 713,
+       NOT_PERMITTED = 800, NOT_SUPPORTED = 801 };
 enum { MOST_DEVICES = 8, MOST_STREAMS = 64, MOST_BLOCKS = 4096, MOST_DEPTH = 16 };
 
 struct Context {
@@ -74,7 +77,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t completed = PTHREAD_COND_INITIALIZER, let_go = PTHREAD_COND_INITIALIZER;
 static int initialised_by, device_count, visible[MOST_DEVICES], visible_count;
 static size_t memory_size = (size_t)1 << 30, used[MOST_DEVICES];
-static int fault_init, fault_export, fault_open, fault_nopeer, fault_register, slow_ms;
+static int fault_init, fault_export, fault_open, fault_nopeer, fault_register, slow_ms, slow_close_ms;
 static long lost_at, copies;
 static int lost, held;
 static Context contexts[MOST_DEVICES];
@@ -113,6 +116,7 @@ static void read_faults(void) {
     else if (!strcmp(word, "register")) fault_register = 1;
     else if (!strcmp(word, "lost") && value) lost_at = atol(value);
     else if (!strcmp(word, "slow") && value) slow_ms = atoi(value);
+    else if (!strcmp(word, "slowclose") && value) slow_close_ms = atoi(value);
     else {
       fprintf(stderr, "STAND-IN libcuda: STANDIN_CUDA_FAULTS has the unknown word '%s'\n", word);
       abort();
@@ -317,6 +321,11 @@ int cuMemFree_v2(Ptr at) {
   drain(here);
   Block* b = block_at(at, 1);
   int answer = b && b->at == at && !b->imported ? OK : INVALID_VALUE;
+  struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+  if (!answer && fcntl(b->fd, F_OFD_SETLK, &all)) {
+    fprintf(stderr, "STAND-IN libcuda: cuMemFree of memory that another process has open\n");
+    abort();
+  }
   if (!answer) drop_block(b);
   pthread_mutex_unlock(&lock);
   return answer;
@@ -374,6 +383,9 @@ int cuIpcOpenMemHandle_v2(Ptr* out, Raw handle, unsigned flags) {
   int fd = answer == ALREADY_MAPPED ? -1 : open(path, O_RDWR | O_CLOEXEC);
   Block* b = fd >= 0 ? add_block(fd, h.size, h.device, 1) : NULL;
   if (b) {
+    // Until it is closed, or this process ends; its owner looks for it in cuMemFree.
+    struct flock all = {.l_type = F_RDLCK, .l_whence = SEEK_SET};
+    fcntl(b->fd, F_OFD_SETLK, &all);
     memcpy(b->handle, &handle, 64);
     *out = b->at;
     opens++;
@@ -385,8 +397,14 @@ int cuIpcOpenMemHandle_v2(Ptr* out, Raw handle, unsigned flags) {
   return answer;
 }
 
+static void pause_ms(int ms) {
+  struct timespec pause = {ms / 1000, ms % 1000 * 1000000L};
+  nanosleep(&pause, NULL);
+}
+
 int cuIpcCloseMemHandle(Ptr at) {
   CURRENT();
+  pause_ms(slow_close_ms);
   pthread_mutex_lock(&lock);
   drain(here);
   Block* b = block_at(at, 1);
@@ -407,16 +425,46 @@ void standinCudaCounts(unsigned long* opened, unsigned long* closed) {
   pthread_mutex_unlock(&lock);
 }
 
+static struct {
+  char* start;
+  size_t size;
+} locked[MOST_BLOCKS];
+
 int cuMemHostRegister_v2(void* start, size_t size, unsigned flags) {
   CURRENT();
   (void)here, (void)flags;
-  return fault_register ? NOT_PERMITTED : (uintptr_t)start % 4096 || !size ? INVALID_VALUE : OK;
+  if (fault_register) return NOT_PERMITTED;
+  if ((uintptr_t)start % 4096 || !size) return INVALID_VALUE;
+  pthread_mutex_lock(&lock);
+  int free_place = -1, answer = OK;
+  for (int i = 0; i < MOST_BLOCKS; i++) {
+    if (!locked[i].start) free_place = i;
+    else if ((char*)start < locked[i].start + locked[i].size && locked[i].start < (char*)start + size) answer = ALREADY_REGISTERED;
+  }
+  if (!answer) locked[free_place].start = start, locked[free_place].size = size;
+  pthread_mutex_unlock(&lock);
+  return answer;
 }
 
 int cuMemHostUnregister(void* start) {
   CURRENT();
   (void)here;
-  return (uintptr_t)start % 4096 ? INVALID_VALUE : OK;
+  pthread_mutex_lock(&lock);
+  int answer = NOT_REGISTERED;
+  for (int i = 0; i < MOST_BLOCKS; i++) {
+    if (start && locked[i].start == start) locked[i].start = NULL, answer = OK;
+  }
+  pthread_mutex_unlock(&lock);
+  return answer;
+}
+
+// For tests: bytes that are page-locked in this process.
+size_t standinCudaLocked(void) {
+  size_t bytes = 0;
+  pthread_mutex_lock(&lock);
+  for (int i = 0; i < MOST_BLOCKS; i++) bytes += locked[i].start ? locked[i].size : 0;
+  pthread_mutex_unlock(&lock);
+  return bytes;
 }
 
 // For tests: with `hold` 1 no stream of this process goes on until it is called with 0.
@@ -438,8 +486,7 @@ static void* run(void* argument) {
     Op* op = stream->first;
     if (op->kind == COPY || op->kind == SET) {
       pthread_mutex_unlock(&lock);
-      struct timespec pause = {slow_ms / 1000, slow_ms % 1000 * 1000000L};
-      nanosleep(&pause, NULL);
+      pause_ms(slow_ms);
       pthread_mutex_lock(&lock);
       if (!lost && op->kind == COPY) memmove(op->to, op->from, op->size);
       if (!lost && op->kind == SET) memset(op->to, op->value, op->size);

@@ -42,13 +42,15 @@ fn try_open(room: &Room, medium: MediumChoice) -> laneway::base::Result<Student>
 
 #[test]
 fn stand_in_cuda_keeps_the_promises_of_every_medium() {
-    alone("stand_in_cuda_keeps_the_promises_of_every_medium", &[], || {
-        let room = Room::new();
-        let gpu = Gpu::new(0);
-        let before = gpu.free_bytes();
-        suite(&room, CUDA, |batch_size| local_worker(&room, batch_size, MakeOn::StudentsDevice), true);
-        assert_eq!(gpu.free_bytes(), before, "all device memory is given back");
-    });
+    for faults in ["", "slow=1"] {
+        alone("stand_in_cuda_keeps_the_promises_of_every_medium", &[("STANDIN_CUDA_FAULTS", faults)], || {
+            let room = Room::new();
+            let gpu = Gpu::new(0);
+            let before = gpu.free_bytes();
+            suite(&room, CUDA, |batch_size| local_worker(&room, batch_size, MakeOn::StudentsDevice), true);
+            assert_eq!(gpu.free_bytes(), before, "all device memory is given back");
+        });
+    }
 }
 
 #[test]
@@ -80,6 +82,40 @@ fn stand_in_page_locked_shared_memory_keeps_the_promises() {
 }
 
 #[test]
+fn stand_in_slots_are_page_locked_as_far_as_they_may_be_used_and_let_go_with_the_student() {
+    alone("stand_in_slots_are_page_locked_as_far_as_they_may_be_used_and_let_go_with_the_student", &[], || {
+        let room = Room::new();
+        let _broker = room.broker();
+        Gpu::new(0);
+        let pinned = MediumChoice::Pinned { device: 0, fallback: false };
+        let student = student(&room, WORDS, |o| (o.medium, o.slot_count, o.max_workers, o.max_batch) = (pinned, 4, 2, 2));
+        student.set_model(model("m"), patience()).unwrap();
+        assert_eq!(Gpu::locked_bytes(), 4 * 8192, "of its slots of two pages each");
+        let worker = local_worker(&room, 2, MakeOn::Host);
+        std::thread::scope(|s| {
+            s.spawn(|| serve(&worker));
+            next(&student);
+            assert_eq!(Gpu::locked_bytes(), 6 * 8192, "and of two for its worker");
+            drop(student);
+            wait_until("nothing is page-locked", || Gpu::locked_bytes() == 0);
+            worker.stop();
+        });
+    });
+}
+
+#[test]
+fn stand_in_ragged_samples_are_refused_on_a_device() {
+    alone("stand_in_ragged_samples_are_refused_on_a_device", &[], || {
+        let room = Room::new();
+        let mut options = StudentOptions::new(room.endpoints.clone(), client(0), layout(WORDS));
+        let ragged = laneway::base::Layout::from_json(r#"{"specs": [{"name": "x", "shape": ["seq<=9"], "dtype": "int8"}]}"#).unwrap();
+        (options.medium, options.layout) = (CUDA, std::sync::Arc::new(ragged));
+        let e = Student::open(options, patience()).err().unwrap();
+        assert!(e.status == Status::Unsupported && e.message.contains("ragged") && e.message.contains("use shm"), "{e}");
+    });
+}
+
+#[test]
 fn stand_in_page_locking_that_is_refused_is_an_error_or_plain_shared_memory() {
     alone("stand_in_page_locking_that_is_refused_is_an_error_or_plain_shared_memory", &[("STANDIN_CUDA_FAULTS", "register")], || {
         let room = Room::new();
@@ -98,7 +134,8 @@ fn stand_in_bytes_of_another_process_are_there_when_its_sample_is() {
         let _broker = room.broker();
         let student = cuda_student(&room, CUDA);
         // Devices are found by UUID: this worker numbers them the other way round.
-        let worker = process::worker(&room, &[("CUDA_VISIBLE_DEVICES", "1,0")]);
+        // No device reaches another here, so it must be the very same.
+        let worker = process::worker(&room, &[("CUDA_VISIBLE_DEVICES", "1,0"), ("STANDIN_CUDA_FAULTS", "slow=10,nopeer")]);
         (0..10).for_each(|step| assert_eq!(next(&student).step, step));
         drop(student);
         let stats = worker.finish();
@@ -209,12 +246,14 @@ fn stand_in_memory_of_a_killed_student_is_let_go_by_its_workers() {
     alone("stand_in_memory_of_a_killed_student_is_let_go_by_its_workers", &[], || {
         let room = Room::new();
         let _broker = room.broker();
-        let worker = local_worker(&room, 1, MakeOn::StudentsDevice);
+        // Two in one process, which opens a handle once.
+        let (worker, other) = (local_worker(&room, 1, MakeOn::StudentsDevice), local_worker(&room, 1, MakeOn::StudentsDevice));
         std::thread::scope(|s| {
             s.spawn(|| serve(&worker));
             for turn in 1..=3 {
                 let mut killed = process::student(&room);
                 wait_until("it has had a sample", || room.dir.join("delivered").exists());
+                wait_until("both are attached", || other.stats().students == 1);
                 assert_eq!((worker.stats().students, worker.stats().device_opens), (1, turn));
                 killed.signal(libc::SIGKILL);
                 wait_until("its memory is closed", || worker.stats().device_closes == turn);
@@ -223,6 +262,41 @@ fn stand_in_memory_of_a_killed_student_is_let_go_by_its_workers() {
             }
             worker.stop();
         });
+    });
+}
+
+/// The stand-in ends a process that frees what another has open.
+#[test]
+fn stand_in_student_frees_its_memory_only_after_its_workers_have_let_go() {
+    alone("stand_in_student_frees_its_memory_only_after_its_workers_have_let_go", &[], || {
+        let room = Room::new();
+        let _broker = room.broker();
+        let gpu = Gpu::new(0);
+        let before = gpu.free_bytes();
+        let student = cuda_student(&room, CUDA);
+        let worker = process::worker(&room, &[("STANDIN_CUDA_FAULTS", "slowclose=300")]);
+        next(&student);
+        drop(student);
+        assert_eq!(gpu.free_bytes(), before, "it has waited, and freed it");
+        assert_eq!(worker.finish()["device_closes"], 1);
+    });
+}
+
+/// Freeing memory that another process has open is undefined: it stays, for as long as the student's process does.
+#[test]
+fn stand_in_memory_that_a_stopped_worker_has_open_is_kept() {
+    alone("stand_in_memory_that_a_stopped_worker_has_open_is_kept", &[], || {
+        let room = Room::new();
+        let _broker = room.broker();
+        let gpu = Gpu::new(0);
+        let before = gpu.free_bytes();
+        let student = cuda_student(&room, CUDA);
+        let mut worker = process::worker(&room, &[]);
+        next(&student);
+        worker.signal(libc::SIGSTOP);
+        drop(student);
+        assert!(gpu.free_bytes() < before);
+        worker.signal(libc::SIGCONT);
     });
 }
 
@@ -255,7 +329,12 @@ fn stand_in_memory_that_cannot_be_opened_is_refused_with_the_reason_or_gone_arou
             let worker = process::worker(&room, &faults);
             wait_until("it has left", || student.stats().left == 1);
             let e = student.next(1, &mut Vec::new(), clock::after(Duration::from_millis(50))).unwrap_err();
-            assert!(e.message.contains("no worker is attached"), "{e}");
+            // The student says whose worker, and why: in its error, and in its numbers, which `laneway top` shows.
+            let [refusal] = &*student.stats().refusals else { panic!("{:?}", student.stats()) };
+            let why = if faults[0].1 == "open" { "the driver refused the handle of GPU-" } else { "there is a driver, but no device" };
+            let names = format!("worker {} (process {}) cannot serve this student: ", worker.id(), worker.id());
+            assert!(refusal.starts_with(&names) && refusal.contains(why) && refusal.contains("fallback"), "{refusal}");
+            assert!(e.message.contains("no worker is attached") && e.message.contains(refusal), "{e}");
             drop(student);
             let student = cuda_student(&room, OR_SHM);
             (0..20).for_each(|step| {

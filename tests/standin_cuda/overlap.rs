@@ -3,11 +3,12 @@
 use crate::gpu::Gpu;
 use crate::process::{alone, wait_until};
 use crate::{CUDA, common::*, cuda_student, local_worker};
-use laneway::base::Status;
+use laneway::base::{Layout, Status};
 use laneway::exchange::student::Student;
 use laneway::exchange::worker::{Task, Worker};
 use laneway::medium::{MakeOn, Stream};
 use laneway::os::clock;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -41,28 +42,26 @@ fn make_one(worker: &Worker, gpu: &Gpu) -> (Vec<u8>, u32) {
 #[test]
 fn stand_in_commits_overlap_and_nothing_is_seen_before_it_is_whole() {
     for device in [0, 1] {
-        alone(
-            "overlap::stand_in_commits_overlap_and_nothing_is_seen_before_it_is_whole",
-            &[("STANDIN_CUDA_DEVICES", if device == 0 { "1" } else { "2" })],
-            || {
-                let room = Room::new();
-                let _broker = room.broker();
-                let gpu = Gpu::new(device);
-                let (student, worker) = pair(&room, 12, if device == 0 { MakeOn::StudentsDevice } else { MakeOn::Device(1) });
-                let hold = Gpu::hold();
-                let read: Vec<_> = (0..10).map(|_| make_one(&worker, &gpu)).collect();
-                assert!(read.iter().all(|(_, wanted)| *wanted == 1), "all are waited for");
-                let stats = worker.stats();
-                assert_eq!((stats.pending, stats.made, stats.batches), (10, 0, 10), "ten commits are under way at once: {stats:?}");
-                nothing_comes(&student);
-                assert_eq!(student.stats().delivered, 0);
-                drop(hold);
-                // No further call of the worker's is needed.
-                (0..10).for_each(|step| assert_eq!(next(&student).step, step));
-                wait_until("nothing is pending", || worker.stats().pending == 0);
-                assert_eq!((worker.stats().made, worker.stats().lost), (10, 0));
-            },
-        );
+        let name = "overlap::stand_in_commits_overlap_and_nothing_is_seen_before_it_is_whole";
+        // Slow besides: what is written on one device arrives on the other later.
+        alone(name, &[("STANDIN_CUDA_DEVICES", if device == 0 { "1" } else { "2" }), ("STANDIN_CUDA_FAULTS", "slow=20")], || {
+            let room = Room::new();
+            let _broker = room.broker();
+            let gpu = Gpu::new(device);
+            let (student, worker) = pair(&room, 12, if device == 0 { MakeOn::StudentsDevice } else { MakeOn::Device(1) });
+            let hold = Gpu::hold();
+            let read: Vec<_> = (0..10).map(|_| make_one(&worker, &gpu)).collect();
+            assert!(read.iter().all(|(_, wanted)| *wanted == 1), "all are waited for");
+            let stats = worker.stats();
+            assert_eq!((stats.pending, stats.made, stats.batches), (10, 0, 10), "ten commits are under way at once: {stats:?}");
+            nothing_comes(&student);
+            assert_eq!(student.stats().delivered, 0);
+            drop(hold);
+            // No further call of the worker's is needed.
+            (0..10).for_each(|step| assert_eq!(next(&student).step, step));
+            wait_until("nothing is pending", || worker.stats().pending == 0);
+            assert_eq!((worker.stats().made, worker.stats().lost), (10, 0));
+        });
     }
 }
 
@@ -137,6 +136,104 @@ fn stand_in_device_that_fails_after_the_commit_fails_the_task_with_the_reason() 
         assert!(e.status == Status::TaskFailed && e.message.contains("context is lost"), "{e}");
         wait_until("nothing is pending", || worker.stats().pending == 0);
         assert_eq!((worker.stats().failed, worker.stats().made), (1, 0));
+    });
+}
+
+#[test]
+fn stand_in_commit_without_a_stream_and_giving_up_wait_for_all_of_the_device() {
+    alone("overlap::stand_in_commit_without_a_stream_and_giving_up_wait_for_all_of_the_device", &[], || {
+        let room = Room::new();
+        let _broker = room.broker();
+        let gpu = Gpu::new(0);
+        let (student, worker) = pair(&room, 4, MakeOn::StudentsDevice);
+        let (mut tasks, mut read) = (Vec::<Task>::new(), Vec::new());
+        for gives_up in [false, true] {
+            tasks.clear();
+            worker.take(1, &mut tasks, patience()).unwrap();
+            let (id, place, capacity) = (tasks[0].id, tasks[0].data, tasks[0].capacity);
+            read.push(payload(tasks[0].lane, tasks[0].step, tasks[0].generation, capacity));
+            let hold = Gpu::hold();
+            gpu.upload(place, &read[read.len() - 1]);
+            std::thread::scope(|s| {
+                let ending = s.spawn(|| if gives_up { worker.fail(id, "given up") } else { worker.commit(&[(id, capacity)]).map(|_| ()) });
+                nothing_comes(&student);
+                assert!(!ending.is_finished(), "the slot is still written to");
+                drop(hold);
+                ending.join().unwrap().unwrap();
+            });
+            assert_eq!(worker.stats().pending, 0);
+            match gives_up {
+                false => assert_eq!(next(&student).step, 0),
+                true => assert!(student.next(1, &mut Vec::new(), patience()).unwrap_err().message.contains("given up")),
+            }
+        }
+    });
+}
+
+#[test]
+fn stand_in_sample_that_cannot_stay_in_its_slot_is_given_once_its_copy_is_whole() {
+    alone("overlap::stand_in_sample_that_cannot_stay_in_its_slot_is_given_once_its_copy_is_whole", &[], || {
+        let room = Room::new();
+        let _broker = room.broker();
+        let gpu = Gpu::new(0);
+        let (student, worker) = pair(&room, 2, MakeOn::StudentsDevice);
+        let read = [make_one(&worker, &gpu), make_one(&worker, &gpu)];
+        let mut held = Vec::new();
+        student.next(1, &mut held, patience()).unwrap();
+        wait_until("both are published", || worker.stats().pending == 0);
+        let hold = Gpu::hold();
+        std::thread::scope(|s| {
+            // One of two slots is looked at, so the other must be free for its worker.
+            let copied = s.spawn(|| next(&student).step);
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!copied.is_finished(), "nothing is copied yet");
+            drop(hold);
+            assert_eq!(copied.join().unwrap(), 1);
+        });
+        assert_eq!(student.stats().copied, 1);
+        drop(read);
+    });
+}
+
+/// Whoever holds a task's tensor may still use it on the device: until then its worker has not left.
+#[test]
+fn stand_in_memory_of_a_task_that_is_held_stays_open_after_its_worker_is_closed() {
+    let name = "overlap::stand_in_memory_of_a_task_that_is_held_stays_open_after_its_worker_is_closed";
+    alone(name, &[], || {
+        let room = Room::new();
+        let _broker = room.broker();
+        let worker = local_worker(&room, 1, MakeOn::StudentsDevice);
+        let _student = crate::process::student(&room);
+        let mut tasks = Vec::new();
+        worker.take(1, &mut tasks, patience()).unwrap();
+        let hold = worker.hold(tasks[0].id).unwrap();
+        worker.close();
+        assert_eq!(Gpu::opens_and_closes(), (1, 0));
+        drop(hold);
+        wait_until("it is closed", || Gpu::opens_and_closes() == (1, 1));
+    });
+}
+
+/// Where values are checked they are looked at once they are written, before `commit` returns.
+#[test]
+fn stand_in_values_that_are_not_allowed_are_found_once_they_are_written() {
+    alone("overlap::stand_in_values_that_are_not_allowed_are_found_once_they_are_written", &[("STANDIN_CUDA_FAULTS", "slow=50")], || {
+        let room = Room::new();
+        let _broker = room.broker();
+        let gpu = Gpu::new(0);
+        let finite = Layout::from_json(r#"{"specs": [{"name": "x", "shape": [1400], "dtype": "float32", "finite": true}]}"#).unwrap();
+        let student = student(&room, WORDS, |o| (o.layout, o.medium, o.max_workers, o.max_attempts) = (Arc::new(finite), CUDA, 1, 1));
+        student.set_model(model("m"), patience()).unwrap();
+        nothing_comes(&student);
+        let worker = local_worker(&room, 1, MakeOn::StudentsDevice);
+        let mut tasks: Vec<Task> = Vec::new();
+        worker.take(1, &mut tasks, patience()).unwrap();
+        let not_a_number = vec![0xFF; tasks[0].capacity];
+        gpu.upload(tasks[0].data, &not_a_number);
+        let e = worker.commit_on(&[(tasks[0].id, tasks[0].capacity)], Stream(gpu.stream as usize)).unwrap_err();
+        assert!(e.status == Status::TaskFailed && e.message.contains("element [0] is NaN"), "{e}");
+        let e = student.next(1, &mut Vec::new(), patience()).unwrap_err();
+        assert!(e.status == Status::TaskFailed && e.message.contains("element [0] is NaN"), "{e}");
     });
 }
 

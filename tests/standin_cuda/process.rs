@@ -66,6 +66,11 @@ impl Process {
         unsafe { libc::kill(self.child.id() as i32, signal) };
     }
 
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Tells a worker to stop; its statistics.
     pub fn finish(mut self) -> serde_json::Value {
         let id = self.child.id();

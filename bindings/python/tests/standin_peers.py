@@ -29,7 +29,7 @@ def expected(seed: int) -> np.ndarray:
 
 def teacher() -> None:
     """Fills tensors on the student's device in place, as code without torch does."""
-    from gpu_check import Gpu
+    from gpu_driver import Gpu
 
     gpu = Gpu()
     kept = []  # what is being copied must stay until it is

@@ -50,6 +50,7 @@ def test_students_and_workers_are_counted(house):
         (student,) = laneway.metrics()["students"]
         assert (student["group"], student["rank"], student["role"], student["lane"], student["pid"]) == ("numbers", 0, "client", 0, os.getpid())
         assert student["counters"]["delivered"] == 5 and student["counters"]["generation"] == 1 and student["counters"]["waited_ns"] > 0
+        assert student["counters"].pop("refusals") == [], "in JSON alone: it is no number"
         assert student["counters"].keys() == listed("Students")
         line = 'laneway_student_samples_total{group="numbers",rank="0",role="client",lane="0",pid="%d"} 5\n' % os.getpid()
         assert line in laneway.metrics_text()

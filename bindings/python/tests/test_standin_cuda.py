@@ -2,6 +2,7 @@
 Nothing here is about a real GPU; ``make gpu-check`` is."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -57,14 +58,50 @@ def test_on_the_stand_in(promise, worker, standin_house):
     assert student.wait(120) == 0, student.log.read_text()
 
 
-def test_the_gpu_check_runs_on_the_stand_in_and_says_that_it_is_one(stand_in, tmp_path):
+def test_the_gpu_check_runs_on_the_stand_in_from_a_clean_checkout_and_says_that_it_is_one(stand_in, tmp_path):
+    """As on a machine that cannot build: what is tracked, and what `--pack` makes."""
+    clean = tmp_path / "clean"
+    tracked = subprocess.run(["git", "ls-files", "-z", "scripts", "bindings/python/laneway", "tests/standin_cuda"], cwd=ROOT, capture_output=True, check=True)
+    for name in tracked.stdout.decode().split("\0")[:-1]:
+        (clean / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, clean / name)
+    missing = gpu_check(clean, "--stand-in")
+    assert missing.returncode == 2 and "--pack" in missing.stderr, missing.stderr
+    packed = gpu_check(ROOT, "--pack")
+    assert packed.returncode == 0 and "build/gpu_check/liblaneway.so" in packed.stdout, packed.stdout + packed.stderr
+    shutil.copytree(ROOT / "build" / "gpu_check", clean / "build" / "gpu_check")
     out = tmp_path / "found.json"
-    run = subprocess.run([sys.executable, ROOT / "scripts" / "gpu_check.py", "--stand-in", "--out", out], capture_output=True, text=True, timeout=200)
+    run = gpu_check(clean, "--stand-in", "--out", out)
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.startswith("STAND-IN DRIVER, NO GPU")
     found = json.loads(out.read_text())
-    assert found["stand_in"] is True and len(found["checks"]) == 7 and all(c["passed"] for c in found["checks"].values())
-    assert not any("us" in key or "gb_per_s" in key or "ratio" in key for c in found["checks"].values() for key in c), "no rate is claimed"
+    outcomes = {name: step["passed"] for name, step in found["steps"].items()}
+    assert found["stand_in"] is True and len(outcomes) == 12 and outcomes.pop("overlap") is None and outcomes.pop("to_device") is None and all(outcomes.values()), outcomes
+    assert found["steps"]["permuted_devices"] | {"seconds": 0} == {"passed": True, "devices": 2, "worker_sees": "1,0", "seconds": 0}
+    assert found["steps"]["death_and_context"]["written_after_pidfd"] == 0
+    keys = {key for step in found["steps"].values() for key in step}
+    assert not any(word in key for key in keys for word in ("_us", "_ms", "gb_per_s", "ratio")), "no rate is claimed"
+
+
+def test_steps_of_the_gpu_check_that_fail_stop_no_other(stand_in, tmp_path):
+    """Here by a device that is lost after some copies, and by memory that cannot be opened."""
+    out = tmp_path / "found.json"
+    args = ("--stand-in", "--out", out, "--only", "correctness", "pinned_slots", "permuted_devices")
+    for faults, failed in (("lost=5,slow=1", {"correctness", "pinned_slots", "permuted_devices"}), ("open", {"correctness", "permuted_devices"})):
+        run = gpu_check(ROOT, *args, STANDIN_CUDA_FAULTS=faults)
+        steps = json.loads(out.read_text())["steps"]
+        assert run.returncode == 1 and {name for name, step in steps.items() if not step["passed"]} == failed, run.stdout + run.stderr
+        assert all(step.get("error") for name, step in steps.items() if name in failed)
+    # Whatever was left of its time when it began.
+    run = gpu_check(ROOT, *args, "--budget", "6")
+    steps = json.loads(out.read_text())["steps"]
+    assert run.returncode == 1 and len(steps) == 3 and steps["permuted_devices"]["error"] == "no time was left for it", run.stdout
+
+
+def gpu_check(root, *args, **env):
+    command = [sys.executable, root / "scripts" / "gpu_check.py", *map(str, args)]
+    kept = {key: value for key, value in os.environ.items() if key not in ("LANEWAY_LIBRARY", "LANEWAY_BIN", "CUDA_VISIBLE_DEVICES", "STANDIN_CUDA_FAULTS")}
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, env={**kept, **env}, cwd=root)
 
 
 @pytest.mark.parametrize(

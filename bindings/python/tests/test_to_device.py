@@ -30,6 +30,78 @@ def test_what_batches_are_made_of_is_moved():
     assert isinstance(moved, Pair) and moved.a["x"].is_meta and moved.b[0].is_meta and moved.b[1] == "text"
 
 
+class Fake:
+    """As much of ``torch.cuda`` as `to_device` uses. What happens is written down."""
+
+    def __init__(self, monkeypatch):
+        self.log: list[str] = []
+        note = self.log.append
+
+        class Stream:
+            name = "side"
+
+            def __init__(self, device):
+                pass
+
+            def __enter__(self):
+                note("begin side")
+
+            def __exit__(self, *_):
+                note("end side")
+
+            def wait_event(self, event):
+                note(f"{self.name} waits for copy {event.number}")
+
+        class Current(Stream):
+            name = "trainer's"
+
+        class Event:
+            count = 0
+
+            def __init__(self):
+                self.number, Event.count = Event.count, Event.count + 1
+
+            def record(self, stream):
+                note(f"record {self.number} on {stream.name}")
+
+            def synchronize(self):
+                note(f"synchronize {self.number}")
+
+        class Moved:
+            is_cuda = True
+
+            def __init__(self, number):
+                self.number = number
+
+            def record_stream(self, stream):
+                note(f"{self.number} used on {stream.name}")
+
+        class Batch:
+            def __init__(self, number):
+                self.number = number
+
+            def to(self, device, non_blocking):
+                assert device.type == "cuda" and non_blocking
+                note(f"copy {self.number}")
+                return Moved(self.number)
+
+        cuda = {"is_available": lambda: True, "Stream": Stream, "stream": lambda s: s, "Event": Event, "current_stream": lambda device: Current(device)}
+        for name, what in cuda.items():
+            monkeypatch.setattr(torch.cuda, name, what)
+        monkeypatch.setattr("laneway.torch._tensors", lambda moved: [moved])
+        self.batches = [Batch(0), Batch(1)]
+
+
+def test_copies_run_on_a_stream_of_their_own_which_the_trainers_stream_waits_for(monkeypatch):
+    fake = Fake(monkeypatch)
+    for moved in to_device(fake.batches, "cuda"):
+        fake.log.append(f"work {moved.number}")
+    stage = "begin side, copy {0}, record {0} on side, end side"
+    take = "trainer's waits for copy {0}, {0} used on trainer's"
+    expected = [stage.format(0), take.format(0), stage.format(1), "work 0", take.format(1), "synchronize 0", "work 1", "synchronize 1"]
+    assert ", ".join(fake.log) == ", ".join(expected)
+
+
 class Source:
     """Batches 0, 1, 2, … and a state that counts them."""
 

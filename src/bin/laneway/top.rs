@@ -115,6 +115,13 @@ fn show(stats: &Value) -> String {
     let headings = ["STUDENT", " PID", " LANE", " WORKERS", " IN FLIGHT", " DELIVERED", " RATE/S", " GENERATION", "STATE"];
     text += "\n";
     text += &table(&headings, &list(&stats["students"]).map(student).collect::<Vec<_>>());
+    for s in list(&stats["students"]) {
+        for refusal in list(&s["report"]["counters"]["refusals"]) {
+            let printable = |c: char| if c.is_control() { '?' } else { c };
+            let refusal: String = refusal.as_str().unwrap_or_default().chars().map(printable).collect();
+            text += &format!("{}/{}: {refusal}\n", word(&s["group"]), word(&s["rank"]));
+        }
+    }
     let worker = |w: &Value| {
         let batch_ms = w["report"]["counters"]["batch_ns"].as_f64().map_or("-".into(), |ns| format!("{:.1}", ns / 1e6));
         let (made, generation) = (counter(w, "made"), counter(w, "generation"));
@@ -190,6 +197,14 @@ mod tests {
         assert!(line("1 ").ends_with(" ok"), "{shown}");
         assert!(line("2 ").contains("silent 9 s"), "{shown}");
         assert!(line("3 ").ends_with(" slow"), "{shown}");
+    }
+
+    #[test]
+    fn workers_that_cannot_serve_a_student_are_named_with_the_reason() {
+        let counters = json!({"refusals": ["worker 7 (process 12) cannot serve this student: \x1b[2Jno way to its device"]});
+        let student = json!({"group": "g", "rank": 1, "role": "client", "report": {"counters": counters}});
+        let shown = show(&json!({"broker": {}, "students": [student], "models": [], "workers": []}));
+        assert!(shown.contains("g/1: worker 7 (process 12) cannot serve this student: ?[2Jno way to its device"), "{shown}");
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! | `inner.rs` | what all parts use, and the end |
 //! | `peer.rs` | what the broker tells a student |
 //! | `reaper.rs` | samples given back while a device still reads them |
+//! | `refusals.rs` | workers that cannot serve this student, and why |
 //! | `samples.rs` | references to samples: kept, read, given back |
 //! | `seats.rs` | who sits in the segment, and ringing them |
 //! | `sweeper.rs` | two native threads: deaths, suspicion, and memory that becomes free again |
@@ -19,6 +20,7 @@ mod inner;
 mod options;
 mod peer;
 mod reaper;
+mod refusals;
 mod samples;
 mod seats;
 mod stats;
@@ -48,6 +50,7 @@ use held::Held;
 use inner::read_generation_last;
 use peer::StudentPeer;
 use reaper::Reaper;
+use refusals::Refusals;
 use seats::Seats;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
@@ -119,6 +122,7 @@ pub(crate) struct Inner {
     deaths: Deaths,
     reaper: Reaper,
     seats: Seats,
+    refusals: Refusals,
     stats: stats::Counters,
     spin: Spin,
     /// How many threads sleep on the student's bell. Under a lock with what they announce there, so that one that wakes does not wipe out what another has just said.
@@ -207,6 +211,7 @@ impl Student {
             deaths: Deaths::new(segment.cells().len()),
             reaper: Reaper::default(),
             seats: Seats::new(options.max_workers),
+            refusals: Refusals::default(),
             stats: stats::Counters::default(),
             spin: Spin::new(options.spin_us),
             sleepers: Mutex::new(0),

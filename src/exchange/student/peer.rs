@@ -38,7 +38,7 @@ impl Peer for StudentPeer {
     }
 
     fn seat(&self, worker: WorkerIntro, pidfd: OwnedFd, bell: OwnedFd) -> Result<u32> {
-        let seat = self.inner.seat(worker, pidfd, bell)?;
+        let seat = self.inner.seat(worker, pidfd, bell).inspect_err(|e| self.inner.refusals.note(&e.message))?;
         self.inner.watch_event.set();
         futex::ring(&self.inner.sweep_word);
         Ok(seat)
@@ -58,6 +58,6 @@ impl Peer for StudentPeer {
     }
 
     fn refused(&self, error: Error) {
-        tracing::warn!("refused: {error}");
+        self.inner.refusals.note(&error.message);
     }
 }

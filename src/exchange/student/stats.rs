@@ -69,6 +69,8 @@ pub struct StudentStats {
     pub generation: u64,
     /// The step that is delivered next.
     pub cursor: u64,
+    /// Workers that cannot serve this student, and why, one sentence each: the newest four, oldest first.
+    pub refusals: Vec<String>,
 }
 
 impl StudentStats {
@@ -106,6 +108,7 @@ impl Inner {
             slots: u64::from(hot.active_slots.0.load(Ordering::Relaxed)),
             generation: page.map_or(0, |p| p.generation()),
             cursor: page.map_or(0, |p| p.cursor(self.lane)),
+            refusals: self.refusals.list(),
         }
     }
 }

@@ -10,8 +10,9 @@ use crate::os::clock::{self, Nanos};
 use crate::os::{futex, process};
 use crate::segment::bell;
 use crate::segment::cell::CellState;
+use crate::segment::layout::TEXT_BYTES;
 use crate::segment::seat::SeatState;
-use crate::segment::slot;
+use crate::segment::slot::{self, SlotState};
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -163,6 +164,9 @@ fn bury(inner: &Inner, seat: u32, occupant: &Occupant) {
         return;
     }
     take_back(inner, seat, clock::now());
+    if let Some(reason) = left.then(|| why_it_left(inner, seat)).flatten() {
+        inner.refusals.note(&format!("{} cannot serve this student: {reason}", occupant.label));
+    }
     let is_full = |cell: u32, version: u64, slot: u32| {
         inner.segment.cells().get(cell as usize).is_some_and(|c| {
             let word = c.word();
@@ -180,6 +184,15 @@ fn bury(inner: &Inner, seat: u32, occupant: &Occupant) {
         // It has opened what it had in hand again by itself, and rang nobody.
         inner.ring_workers(u32::MAX);
     }
+}
+
+/// What a worker said that left because it cannot serve this student.
+fn why_it_left(inner: &Inner, seat: u32) -> Option<String> {
+    let number = inner.segment.seats()[seat as usize].reason()?;
+    let slot = inner.segment.slots().get(number as usize)?;
+    let (word, content) = (slot.word(), slot.content());
+    let is_its_text = word.state() == SlotState::Ready && word.seat() == seat && content.failed;
+    is_its_text.then(|| inner.segment.read_text(number, content.length.min(TEXT_BYTES as u64) as usize))
 }
 
 /// Gives the oldest ticket to another worker if the one that has it is stopped, or is slow while another is idle, and rings again if nobody took it. Returns

@@ -101,7 +101,10 @@ impl Inner {
             "no model is set yet (rank 0 calls set_model)".to_owned()
         } else {
             match self.seats.taken() {
-                0 => "no worker is attached: is one running, with the same layout, on this broker?".to_owned(),
+                0 => match self.refusals.list().as_slice() {
+                    [] => "no worker is attached: is one running, with the same layout, on this broker?".to_owned(),
+                    refusals => format!("no worker is attached; {}", refusals.join("; ")),
+                },
                 n => format!("{n} worker(s) attached are still making it"),
             }
         };

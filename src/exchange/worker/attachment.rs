@@ -10,7 +10,7 @@ use crate::os::process;
 use crate::segment::cell::{CellState, CellWord};
 use crate::segment::region::Segment;
 use crate::segment::seat::{Seat, SeatState};
-use crate::segment::slot::SlotWord;
+use crate::segment::slot::{Content, SlotWord};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
@@ -58,7 +58,10 @@ impl Attachment {
             true => Attachment::open_medium(&student, &segment, &layout, payload, slot_size, custom, make_on),
             false => Err(Error::new(Status::LayoutMismatch, "tickets of that student carry other inputs than it said")),
         };
-        let medium = opened.inspect_err(|_| place.leave())?;
+        let medium = opened.inspect_err(|e| match say_why(&segment, seat, &e.message) {
+            Some(slot) => place.refuse(slot),
+            None => place.leave(),
+        })?;
         Ok(Attachment {
             student,
             seat,
@@ -182,16 +185,26 @@ impl Attachment {
 
     /// Takes a FREE slot for this seat.
     pub fn take_slot(&self) -> Option<(u32, SlotWord)> {
-        let slots = self.segment.slots();
-        let active = self.segment.hot().active_slots.0.load(Ordering::Acquire).min(slots.len() as u32);
-        if active == 0 {
-            return None;
-        }
-        let start = self.hint.load(Ordering::Relaxed) % active;
-        let found = (0..active).map(|i| (start + i) % active).find_map(|i| Some((i, slots[i as usize].take(self.seat)?)))?;
+        let found = take_slot(&self.segment, self.seat, self.hint.load(Ordering::Relaxed))?;
         self.hint.store(found.0 + 1, Ordering::Relaxed);
         Some(found)
     }
+}
+
+/// Takes a FREE slot for `seat`, looking from `start` on.
+fn take_slot(segment: &Segment, seat: u32, start: u32) -> Option<(u32, SlotWord)> {
+    let slots = segment.slots();
+    let active = segment.hot().active_slots.0.load(Ordering::Acquire).min(slots.len() as u32);
+    let order = (0..active).map(|i| (start % active + i) % active);
+    order.into_iter().find_map(|i| Some((i, slots[i as usize].take(seat)?)))
+}
+
+/// Leaves a text for the student in a slot that belongs to no cell: it reads that when it finds the seat left, and frees the slot. `None`: no slot is free.
+fn say_why(segment: &Segment, seat: u32, text: &str) -> Option<u32> {
+    let (slot, word) = take_slot(segment, seat, 0)?;
+    let length = segment.write_text(slot, text) as u64;
+    let content = Content { cell: u32::MAX, version: 0, length, failed: true, beside: false, made_in: 0 };
+    segment.slots()[slot as usize].ready(word, &content).map(|_| slot)
 }
 
 impl Drop for Attachment {

@@ -168,7 +168,8 @@ impl Inner {
         }
         serve.clients.drain(..).for_each(|mut c| c.drop_spare());
         let mut attachments = self.attachments.write().unwrap_or_else(PoisonError::into_inner);
-        attachments.drain(..).for_each(|a| a.leave());
+        // Whoever holds a task's memory on a device may still have work for it queued there: its student is left with the last hold.
+        attachments.drain(..).filter(|a| a.medium.place() == Place::Host || Arc::strong_count(a) == 1).for_each(|a| a.leave());
     }
 }
 
