@@ -14,7 +14,7 @@ use super::function::{Owner, failed};
 use super::guard::{guard, set_message};
 use super::status::lw_status;
 use crate::base::{Error, Result, Status};
-use crate::pipeline::{Operator, OperatorMaker, Piece};
+use crate::pipeline::{Ids, Operator, OperatorMaker, Piece};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_char, c_void};
 use std::ptr;
@@ -202,7 +202,11 @@ impl lw_pieces {
             lane: self.lane,
             start: piece.start,
             length: piece.len,
-            tokens: if self.loading { ptr::null() } else { piece.tokens().as_ptr() },
+            tokens: match piece.tokens() {
+                _ if self.loading => ptr::null(),
+                Ids::Wide(ids) => ids.as_ptr(),
+                Ids::Narrow(_) => unreachable!("where there are operators, tokens lie in four bytes"),
+            },
         }
     }
 }

@@ -65,7 +65,7 @@ pub fn inspect(parts: &Parts, options: &Options, step: u64, row: u64, near: Opti
     let piece = |p: &crate::pipeline::Piece| {
         let source = usize::from(p.source);
         let location = parts.datasets.get(source).map(|d| d.locate(p.document)).transpose()?;
-        let text = parts.decoder.as_ref().map(|t| t.decode(p.tokens())).transpose()?;
+        let text = parts.decoder.as_ref().map(|t| t.decode(&p.tokens().to_vec())).transpose()?;
         let dataset = parts.recipe.datasets[source].spec.name.clone();
         Ok(InspectedPiece { dataset, document: p.document, location, start: p.start, tokens: p.tokens().to_vec(), text })
     };

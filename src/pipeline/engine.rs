@@ -46,6 +46,8 @@ struct Shared {
     work: Arc<dyn Work>,
     lanes: Vec<Cell>,
     tokens: Arc<TokenPool>,
+    /// Whether tokens lie in four bytes each whatever their size, since a user's operator looks at them.
+    wide: bool,
     queue: Mutex<Queue>,
     filled: Condvar,
     stop: AtomicBool,
@@ -119,6 +121,7 @@ impl Engine {
         // Made here, so that a file that cannot be opened is this call's error and not that of some row.
         let workers: Vec<Box<dyn Worker>> = (0..tuning.threads.max(1)).map(|_| work.worker()).collect::<Result<_>>()?;
         let shared = Arc::new(Shared {
+            wide: !plan.operators.is_empty(),
             plan,
             work,
             lanes,
@@ -308,7 +311,7 @@ impl Shared {
         match job {
             Job::Lane(slot) => self.advance(slot, &mut lock(&self.lanes[slot].lane)),
             Job::Task(task) => {
-                let result = make(&task, worker, &self.tokens);
+                let result = make(&task, worker, &self.tokens, self.wide);
                 if task.finish(result) {
                     self.advance(task.slot, &mut lock(&self.lanes[task.slot].lane));
                 }
@@ -353,13 +356,16 @@ impl Queue {
 }
 
 /// Does a task's work. A panic (of a user's function, say) becomes an error.
-fn make(task: &Task, worker: &mut dyn Worker, pool: &Arc<TokenPool>) -> Result<Made> {
+fn make(task: &Task, worker: &mut dyn Worker, pool: &Arc<TokenPool>, wide: bool) -> Result<Made> {
     let request = Request { source: task.source, documents: &task.documents, window: task.window.as_deref() };
     let work = AssertUnwindSafe(|| {
         let mut made = Made::from_pool(pool, task.documents.len());
         worker.make(&request, &mut made)?;
         match made.len() == task.documents.len() {
-            true => Ok(made),
+            true => {
+                made.settle(pool, wide);
+                Ok(made)
+            }
             false => Err(Error::new(Status::Panic, format!("{} documents were made of {}", made.len(), task.documents.len()))),
         }
     });

@@ -73,7 +73,7 @@ fn a_row_holds_the_tokens_that_its_pieces_name() {
             assert!(row.pieces.iter().map(|p| p.len).sum::<u32>() <= setup.length);
             for p in &row.pieces {
                 let expected: Vec<u32> = (p.start..p.start + p.len).map(|i| token(usize::from(p.source), p.document, i)).collect();
-                assert_eq!(p.tokens(), expected);
+                assert_eq!(p.tokens().to_vec(), expected);
             }
         }
     }

@@ -46,7 +46,7 @@ pub mod tokenize;
 mod work;
 
 pub use batch::{Batch, BatchRow, BatchShape, Buffers, IGNORE, global_hash};
-pub use buffer::{TokenBuffer, TokenPool};
+pub use buffer::{Ids, TokenBuffer, TokenPool};
 pub use checkpoint::{Checkpoint, DataIdentity, Meta, ModelChange, VERSION, WithinStep};
 pub use engine::{Engine, Tuning};
 pub use generate::{GenerateOptions, GenerateStats, Generator, Model, Ticket};

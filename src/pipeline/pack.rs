@@ -5,7 +5,7 @@ mod fit;
 mod pool;
 mod wrap;
 
-use super::buffer::TokenBuffer;
+use super::buffer::{Ids, TokenBuffer};
 use super::codec::{Reader, put};
 use crate::base::Result;
 use crate::recipe::{Algorithm, PackRecipe};
@@ -50,9 +50,9 @@ pub struct Piece {
 
 impl Piece {
     /// The tokens; empty if only lengths are known.
-    pub fn tokens(&self) -> &[u32] {
+    pub fn tokens(&self) -> Ids<'_> {
         let at = self.tokens.at as usize;
-        self.tokens.buffer.as_ref().map_or(&[], |b| &b[at..at + self.len as usize])
+        self.tokens.buffer.as_ref().map_or(Ids::Wide(&[]), |b| b.all().part(at..at + self.len as usize))
     }
 
     /// Tokens `range` of it, counted from its own first.

@@ -18,7 +18,7 @@ pub(super) fn input_ids(rows: &[BatchRow], shape: BatchShape, out: &mut [i64]) {
         for piece in &row.pieces {
             let tokens = piece.tokens();
             let (here, rest) = out.split_at_mut(tokens.len());
-            here.iter_mut().zip(tokens).for_each(|(o, t)| *o = i64::from(*t));
+            tokens.widen(here);
             out = rest;
         }
         out.fill(i64::from(shape.pad_token_id));
@@ -31,9 +31,9 @@ pub(super) fn labels(rows: &[BatchRow], shape: BatchShape, out: &mut [i64]) {
         for (i, piece) in row.pieces.iter().enumerate() {
             let tokens = piece.tokens();
             let (here, rest) = out.split_at_mut(tokens.len());
-            here.iter_mut().zip(&tokens[1..]).for_each(|(o, t)| *o = i64::from(*t));
+            tokens.part(1..tokens.len()).widen(&mut here[..tokens.len() - 1]);
             let next = row.pieces.get(i + 1).filter(|_| shape.labels_across_documents);
-            here[tokens.len() - 1] = next.and_then(|p| p.tokens().first()).map_or(IGNORE, |t| i64::from(*t));
+            here[tokens.len() - 1] = next.and_then(|p| p.tokens().first()).map_or(IGNORE, i64::from);
             out = rest;
         }
         out.fill(IGNORE);

@@ -28,20 +28,26 @@ pub struct Made {
     pub tokens: Vec<u32>,
     ends: Vec<u32>,
     fates: Vec<Fate>,
-    pool: Option<Arc<TokenPool>>,
+    /// `tokens`, once the work is done.
+    shared: Option<Arc<TokenBuffer>>,
 }
 
 impl Made {
     /// For so many documents, in memory of the pool.
     pub(super) fn from_pool(pool: &Arc<TokenPool>, documents: usize) -> Made {
         let (ends, fates) = (Vec::with_capacity(documents), Vec::with_capacity(documents));
-        Made { tokens: pool.take(), ends, fates, pool: Some(pool.clone()) }
+        Made { tokens: pool.take(), ends, fates, shared: None }
+    }
+
+    /// The work is done: its tokens go where they wait for their rows, in memory of the pool.
+    pub(super) fn settle(&mut self, pool: &Arc<TokenPool>, wide: bool) {
+        let buffer = TokenBuffer::pooled(std::mem::take(&mut self.tokens), pool.clone(), wide);
+        self.shared = (!buffer.is_empty()).then(|| Arc::new(buffer));
     }
 
     /// Its tokens, to be held by many; `None` if there are none.
     pub(super) fn share(&mut self) -> Option<Arc<TokenBuffer>> {
-        let buffer = TokenBuffer::new(std::mem::take(&mut self.tokens), self.pool.take());
-        (!buffer.is_empty()).then(|| Arc::new(buffer))
+        self.shared.take()
     }
 
     /// Ends a document whose tokens have been appended to `tokens`.

@@ -125,9 +125,9 @@ def test_batches_that_are_kept_stay_as_they_are_and_stop_nobody(folder, lanes):
         want, _ = expected(lanes, batches=80)
         kept = []
         for _ in range(80):
-            batch = next(mine)
+            batch = mine.next(60)
             kept.append((batch.numpy("input_ids"), batch))
-            next(others)
+            others.next(60)
         copies = [ids.copy() for ids, _ in kept]
         assert [b.hashes.tolist() for _, b in kept] == [hashes for _, _, hashes in want]
         arrays = [ids for ids, _ in kept]

@@ -97,11 +97,10 @@ impl NodeLoader {
         let path = door::path(&options.name)?;
         let end = Instant::now() + options.patience;
         let (link, said) = loop {
-            let link = Link::open(&path, &options.name, end, &options.stop)?;
-            match described(&link) {
+            match Link::open(&path, &options.name, end, &options.stop).and_then(|link| described(&link).map(|said| (link, said))) {
                 // A server that ends just now may come back, like one that is not there yet.
                 Err(e) if e.status == Status::PeerDead && Instant::now() < end => {}
-                said => break (link, said?),
+                found => break found?,
             }
         };
         let served = Recipe::parse(&said.recipe, None)?;
@@ -394,7 +393,13 @@ impl NodeLoader {
         let until = Instant::now() + self.options.patience;
         if self.link.as_ref().is_none_or(|link| link.is_gone()) {
             self.leave();
-            self.link = Some(Arc::new(Link::open(&self.path, &self.options.name, until, &self.options.stop)?));
+            let link = loop {
+                match Link::open(&self.path, &self.options.name, until, &self.options.stop) {
+                    Err(e) if e.status == Status::PeerDead && Instant::now() < until => {}
+                    link => break link?,
+                }
+            };
+            self.link = Some(Arc::new(link));
         }
         Ok(())
     }

@@ -22,7 +22,7 @@ fn rows(recipe: &PackRecipe, lens: &[u32]) -> Vec<String> {
             assert!(row.iter().map(|p| p.len).sum::<u32>() <= recipe.max_length && !row.is_empty());
             for piece in &row {
                 let first = piece.document as u32 * 1000 + piece.start;
-                assert_eq!(piece.tokens(), (first..first + piece.len).collect::<Vec<_>>());
+                assert_eq!(piece.tokens().to_vec(), (first..first + piece.len).collect::<Vec<_>>());
             }
             out.push(row.iter().map(|p| format!("{}[{}+{}]", p.document, p.start, p.len)).collect::<Vec<_>>().join(" "));
         }
