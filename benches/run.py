@@ -25,7 +25,7 @@ from harness.machine import describe, pin  # noqa: E402
 from harness.plan import Plan  # noqa: E402
 from harness.report import Row  # noqa: E402
 
-ROWS = ("throughput", "round_trip", "in_place", "scaling", "counters", "native", "generate", "lanes", "lanes_state", "lanes_reading", "lanes_ranks")
+ROWS = ("throughput", "round_trip", "in_place", "scaling", "counters", "native", "generate", "lanes", "lanes_state", "lanes_reading", "lanes_ranks", "node")
 
 
 def main() -> None:

@@ -194,12 +194,37 @@ void a_server_feeds_loaders() {
   CHECK(server.wait(in(30s)));
 }
 
+void a_server_calls_functions_and_operators() {
+  CHECK(setenv("LANEWAY_DIR", in_data("node"), 1) == 0);
+  const auto counter = std::make_shared<std::atomic<int>>(0);
+  const auto counted = std::make_shared<int>(0);
+  const laneway::Function upper{"upper 1", [counter](std::string_view text) { return ++*counter, std::string(text) + " w1"; }, nullptr};
+  const laneway::Operator swap{"swap 1", [counted](std::uint32_t) { return std::make_unique<Swap>(counted); }};
+  const laneway::Recipe recipe = endless("functions = [\"upper 1\", \"swap 1\"]\n");
+  const auto named = [](lw_server_options& o, lw_loader_options& pipeline) { o.name = "cpp2", pipeline.threads = 1; };
+  {
+    const laneway::Loader here(recipe, {upper}, {swap});
+    const laneway::Server server(recipe, {upper}, {swap}, named);
+    const laneway::Loader there = laneway::connect(recipe, [](lw_connect_options& o) { o.name = "cpp2"; });
+    for (int step = 0; step < 2; ++step) CHECK(here.next()->row_hashes() == there.next(in(30s))->row_hashes());
+    const laneway::Error error = error_of([&] {
+      while (there.next(in(30s))) {
+      }
+    });
+    CHECK(error.status() == LW_DATA && has(error, "operator 'swap 1'") && has(error, "thirteen") && *counter > 0);
+  }
+  CHECK(counter.use_count() == 2 && counted.use_count() == 2);  // these, and those of `upper` and `swap`
+  CHECK(has(error_of([&] { laneway::Server server(recipe, {upper}, named); }), "'swap 1'"));
+  CHECK(counter.use_count() == 2);
+}
+
 }  // namespace
 
 int main() {
   use_data();
   rows_come_by_their_tickets();
   a_server_feeds_loaders();
+  a_server_calls_functions_and_operators();
   recipes_are_compared();
   datasets_are_read();
   a_run_goes_on_with_another_number_of_ranks();

@@ -39,7 +39,9 @@ static void same_batches(lw_loader *one, lw_loader *other, int steps) {
     lw_batch *a = next_batch(one), *b = next_batch(other);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
       const lw_tensor x = tensor(a, names[i]), y = tensor(b, names[i]);
-      CHECK(x.nbytes == y.nbytes && memcmp(x.data, y.data, x.nbytes) == 0 && (uintptr_t)y.data % 64 == 0);
+      CHECK(x.nbytes == y.nbytes && memcmp(x.data, y.data, x.nbytes) == 0);
+      /* Ids and labels always lie in the slot, the others once they were asked for. */
+      CHECK(i > 1 || (uintptr_t)y.data % 64 == 0);
     }
     const lw_batch_info x = describe(a), y = describe(b);
     CHECK(memcmp(&x, &y, sizeof x) == 0);

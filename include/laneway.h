@@ -1564,8 +1564,8 @@ typedef struct {
     // What it is called: 1 to 40 letters, digits, '-', '_' or '.', NUL-terminated. NULL (the default): "default". One
     // server of a name runs at a time, in `$LANEWAY_DIR`.
     const char *name;
-    // Threads, prefetch, caches, functions, operators and progress of the pipelines; NULL: all defaults. Its `rank`,
-    // `ranks`, `microbatch_size` and `uneven` are each peer's to say and must be left alone.
+    // Threads, prefetch, caches, functions, operators and progress of the pipelines, and how teachers are reached; NULL: all
+    // defaults. Its `rank`, `ranks`, `microbatch_size` and `uneven` are each peer's to say and must be left alone.
     const lw_loader_options *loader;
     // Data-parallel ranks in all, on all nodes; 0 (the default): as many as the first peer says.
     uint32_t ranks;
@@ -1686,7 +1686,7 @@ LW_MUST_USE lw_status lw_loader_load(const lw_loader *loader, const lw_state *st
 
 /* ==== metrics =======================================================================================================
  *
- * Numbers of all that this process has open: students, workers, loaders, brokers. docs/metrics.md lists every one with
+ * Numbers of all that this process has open: students, workers, loaders, node loaders' servers, brokers. docs/metrics.md lists every one with
  * its unit. Asking costs nothing until it is done, and no listener is there unless one is started.
  */
 
@@ -1694,9 +1694,12 @@ LW_MUST_USE lw_status lw_loader_load(const lw_loader *loader, const lw_state *st
 typedef struct lw_metrics_server lw_metrics_server;
 
 // Writes the numbers as one JSON object, NUL-terminated, into `buffer`: `{"version", "pid", "students": […], "workers":
-// […], "loaders": […], "brokers": […]}`, where an entry has what tells it from others and `counters`. `*len` becomes its
+// […], "loaders": […], "nodes": […], "brokers": […]}`, where an entry has what tells it from others and `counters`. `*len` becomes its
 // length without the NUL; `capacity` 0 only asks for it. They may grow between two calls. Any thread.
-LW_MUST_USE lw_status lw_metrics_snapshot(char *buffer, size_t capacity, size_t *len);
+LW_MUST_USE
+lw_status lw_metrics_snapshot(char *buffer,
+                              size_t capacity,
+                              size_t *len);
 
 // Writes the same numbers as lines of text, NUL-terminated, in Prometheus' format: `name{label="value"} number`. As
 // `lw_metrics_snapshot` otherwise.

@@ -25,3 +25,13 @@ fn elastic_min_sees_the_same_batches_on_two_ranks() {
     let said = String::from_utf8_lossy(&out.stdout);
     assert!(out.status.success() && said.ends_with("identical\n") && said.matches("step ").count() == 10, "{out:?}");
 }
+
+#[test]
+fn node_min_sees_the_same_batches_on_all_peers_though_one_restarts() {
+    let dir = tempfile::Builder::new().permissions(std::os::unix::fs::PermissionsExt::from_mode(0o700)).tempdir().unwrap();
+    let recipe = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/recipes/documentation.toml");
+    let mut command = Command::new(built::example("node_min"));
+    let out = command.arg(recipe).arg("20").env("LANEWAY_CACHE", dir.path().join("cache")).env("LANEWAY_DIR", dir.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&out.stdout);
+    assert!(out.status.success() && said.ends_with("identical\n") && said.matches("step ").count() == 20 && said.contains("restarted"), "{out:?}");
+}

@@ -4,6 +4,8 @@
 
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "lanes.hpp"
 
@@ -15,20 +17,28 @@ struct NothingOfTwo {
 };
 }  // namespace detail
 
-// A server in this process, until it is destroyed. A recipe that names functions is served from C or Python.
+// A server in this process, until it is destroyed.
 class Server {
  public:
   // `set` changes the options, and those of the pipelines, after their defaults are set.
-  template <class Set = detail::NothingOfTwo> explicit Server(const RecipeRef& recipe, Set set = {}) {
+  template <class Set = detail::NothingOfTwo> explicit Server(const RecipeRef& recipe, Set set = {}) : Server(recipe, std::vector<Function>{}, set) {}
+  // With the functions that the recipe names, in any order.
+  template <class Set = detail::NothingOfTwo>
+  Server(const RecipeRef& recipe, std::vector<Function> functions, Set set = {}) : Server(recipe, std::move(functions), std::vector<Operator>{}, set) {}
+  // And the operators, whose names stand behind theirs. All are called by threads of this process, and freed with the server.
+  template <class Set = detail::NothingOfTwo> Server(const RecipeRef& recipe, std::vector<Function> functions, std::vector<Operator> operators, Set set = {}) {
     check_abi();
+    detail::Given given(std::move(functions), std::move(operators));
     lw_server_options options;
     lw_loader_options pipeline;
     lw_server_options_init(&options), lw_loader_options_init(&pipeline);
     options.loader = &pipeline;
+    given.put(pipeline);
     set(options, pipeline);
     lw_server* handle = nullptr;
     check(lw_server_start(recipe.get(), &options, &handle));
     handle_.reset(handle);
+    given.release();
   }
   // Whether it has ended by then.
   bool wait(Deadline deadline) const {

@@ -1,4 +1,4 @@
-//! Numbers of all that this process has open: students, workers, loaders, brokers. docs/metrics.md lists every one with
+//! Numbers of all that this process has open: students, workers, loaders, node loaders' servers, brokers. docs/metrics.md lists every one with
 //! its unit. Asking costs nothing until it is done, and no listener is there unless one is started.
 
 use super::arg;
@@ -8,7 +8,7 @@ use crate::base::metrics::{self, Server};
 use std::ffi::c_char;
 
 /// Writes the numbers as one JSON object, NUL-terminated, into `buffer`: `{"version", "pid", "students": […], "workers":
-/// […], "loaders": […], "brokers": […]}`, where an entry has what tells it from others and `counters`. `*len` becomes its
+/// […], "loaders": […], "nodes": […], "brokers": […]}`, where an entry has what tells it from others and `counters`. `*len` becomes its
 /// length without the NUL; `capacity` 0 only asks for it. They may grow between two calls. Any thread.
 #[must_use]
 #[unsafe(no_mangle)]

@@ -30,8 +30,8 @@ pub struct lw_server_options {
     /// What it is called: 1 to 40 letters, digits, '-', '_' or '.', NUL-terminated. NULL (the default): "default". One
     /// server of a name runs at a time, in `$LANEWAY_DIR`.
     pub name: *const c_char,
-    /// Threads, prefetch, caches, functions, operators and progress of the pipelines; NULL: all defaults. Its `rank`,
-    /// `ranks`, `microbatch_size` and `uneven` are each peer's to say and must be left alone.
+    /// Threads, prefetch, caches, functions, operators and progress of the pipelines, and how teachers are reached; NULL: all
+    /// defaults. Its `rank`, `ranks`, `microbatch_size` and `uneven` are each peer's to say and must be left alone.
     pub loader: *const lw_loader_options,
     /// Data-parallel ranks in all, on all nodes; 0 (the default): as many as the first peer says.
     pub ranks: u32,

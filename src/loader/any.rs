@@ -3,7 +3,7 @@
 use super::Loader;
 use super::about::{self, About};
 use super::node::NodeLoader;
-use crate::base::{Error, Result, Status};
+use crate::base::Result;
 use crate::pipeline::{Batch, Checkpoint};
 use crate::plan::BatchSchedule;
 use crate::recipe::Recipe;
@@ -63,10 +63,7 @@ impl AnyLoader {
     pub fn set_model(&mut self, model_id: &str, model_cfg: Option<Value>, from_step: u64) -> Result<()> {
         match self {
             AnyLoader::Own(loader) => loader.set_model(model_id, model_cfg, from_step),
-            AnyLoader::Node(_) => {
-                let message = "a server makes rows alone, and asks no teachers; open a loader on each rank of a recipe with a [generate]";
-                Err(Error::new(Status::Unsupported, message))
-            }
+            AnyLoader::Node(loader) => loader.set_model(model_id, model_cfg, from_step),
         }
     }
 

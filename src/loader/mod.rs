@@ -21,7 +21,7 @@
 //! | `options` | rank and tuning |
 //! | `moves` | saving, loading, seeking |
 //! | `lengths` | tokens of every document, counted once |
-//! | `meter` | its numbers, for metrics and `laneway top` |
+//! | `meter`, `page` | its numbers, for metrics and `laneway top` |
 //! | `finite`, `deal` | streams that end: counted, and dealt into equal steps |
 //! | `guest` | rows of another rank's lane, where one ran dry |
 //! | `rows` | any row by its ticket, for workers that make their own inputs |
@@ -43,12 +43,12 @@ mod meter;
 mod moves;
 pub mod node;
 mod options;
+mod page;
 mod parts;
 mod rows;
 mod teach;
 mod verify;
 
-use crate::base::metrics::{self, Noun};
 use crate::base::{Error, Result, Status};
 use crate::pipeline::{
     Batch, BatchRow, BatchShape, Buffers, Engine, Function, LaneCounts, LaneStart, ModelChange, OperatorMaker, RunPlan, Tuning, Windows,
@@ -69,8 +69,8 @@ pub use any::AnyLoader;
 pub use explain::explain;
 pub use inspect::{InspectedPiece, InspectedRow, inspect};
 pub use lengths::{Lengths, LengthsWork};
-pub use meter::{FOLDER, published, publisher};
 pub use options::{Options, Progress, ProgressFn};
+pub use page::{FOLDERS, published, publisher};
 pub use parts::{Parts, Source};
 pub use rows::Rows;
 pub use verify::{Verified, VerifyOptions, VerifyRun, verify};
@@ -143,6 +143,13 @@ impl Loader {
 
     /// From parts made elsewhere.
     pub fn assemble(parts: Parts, options: Options) -> Result<Loader> {
+        let loader = Loader::unseen(parts, options)?;
+        loader.meter.show();
+        Ok(loader)
+    }
+
+    /// The same, but not one of the loaders that this process has open: its numbers are somebody else's.
+    fn unseen(parts: Parts, options: Options) -> Result<Loader> {
         let recipe = &parts.recipe;
         recipe.check()?;
         let schedule = recipe.schedule()?;
@@ -159,8 +166,7 @@ impl Loader {
         let plan = Arc::new(run_plan(&parts, &sources, &windows, &schedule, &[])?);
         let marks = rank.lanes.clone().map(|lane| Ok((plan.first_anchor(lane)?, 0))).collect::<Result<_>>()?;
         let names = recipe.datasets.iter().map(|dataset| dataset.spec.name.clone());
-        let meter = Arc::new(Meter::new(options.rank, options.ranks, names));
-        metrics::register(Noun::Loader, &meter);
+        let meter = Arc::new(Meter::new(options.rank, options.ranks, None, names));
         let teaching = Teaching::new(&parts.recipe, &options, &schedule, &rank)?;
         Ok(Loader {
             parts,
@@ -262,8 +268,8 @@ impl Loader {
         for (slot, mark) in std::mem::take(&mut self.partial_marks) {
             self.marks[slot] = mark;
         }
-        self.meter.deliver(&rows, self.shape().length);
         let batch = Batch::new(self.step, (self.microbatch, count), rows, self.shape(), self.buffers.clone()).with_taught(taught);
+        self.meter.deliver(batch.num_rows(), batch.length(), batch.pieces());
         self.microbatch += 1;
         if self.microbatch == count {
             (self.step, self.microbatch) = (self.step + 1, 0);
@@ -328,6 +334,12 @@ impl Loader {
             rows_ahead: self.options.prefetch.saturating_mul(most).min(1 << 40),
             task_bytes: self.options.task_bytes,
         }
+    }
+
+    /// Counts on where `other`, whose place it takes, leaves off.
+    fn count_on(&mut self, other: &Loader) {
+        self.meter = other.meter.clone();
+        self.meter.restart();
     }
 
     /// Stops the engine; rows made ahead are made again if they are wanted again.

@@ -2,7 +2,7 @@
 
 use super::{Loader, Parts, Progress};
 use crate::base::{Error, Result, Status};
-use crate::pipeline::{Checkpoint, Engine, LaneStart, Mark, Meta, RunPlan, Tuning, VERSION, Windows, WithinStep, Work};
+use crate::pipeline::{Checkpoint, Engine, LaneStart, Mark, Meta, ModelChange, RunPlan, Tuning, VERSION, Windows, WithinStep, Work};
 use crate::plan::{BatchSchedule, SourcePlan, Weights};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,6 +35,11 @@ impl Loader {
     /// Weights set during the run, and the step from which each holds.
     pub fn mixture(&self) -> &[(u64, Vec<f64>)] {
         &self.mixture
+    }
+
+    /// Models for teachers set during the run.
+    pub fn models(&self) -> &[ModelChange] {
+        &self.models
     }
 
     /// Where a checkpoint has the rank's lanes, if this loader may go on from it.

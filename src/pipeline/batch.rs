@@ -1,6 +1,6 @@
 //! A batch: some rows of one step, and their tensors. One that was made in this process writes each tensor when it is first
 //! asked for, straight from the tokenizer's output, into memory that is used again for later batches; one that another process
-//! made is a view of the slot in which it lies.
+//! made is a view of the slot in which it lies, and writes what that process left out.
 
 use super::pack::Row;
 use super::slot::SlotView;
@@ -44,7 +44,10 @@ pub struct Batch {
     shape: BatchShape,
     counts: Counts,
     rows: OnceLock<Vec<BatchRow>>,
-    memory: Memory,
+    /// Where another process wrote it, which may have left parts out.
+    slot: Option<SlotView>,
+    /// What is written here, when it is first asked for.
+    own: Own,
     taught: Option<Taught>,
 }
 
@@ -85,14 +88,6 @@ impl Counts {
     }
 }
 
-/// Where the tensors are.
-enum Memory {
-    /// Here, each written when it is first asked for.
-    Own(Own),
-    /// In a slot that another process wrote, all of them.
-    Slot(SlotView),
-}
-
 struct Own {
     buffers: Arc<Buffers>,
     input_ids: OnceLock<Vec<i64>>,
@@ -121,31 +116,26 @@ impl Batch {
     /// Microbatch `microbatch` of `microbatches` of a rank's part of `step`.
     pub fn new(step: u64, (microbatch, microbatches): (u64, u64), rows: Vec<BatchRow>, shape: BatchShape, buffers: Arc<Buffers>) -> Batch {
         let place = Place { step, microbatch, microbatches };
-        let memory = Memory::Own(Own::new(buffers));
-        Batch { place, shape, counts: Counts::of(&rows, shape), rows: OnceLock::from(rows), memory, taught: None }
+        Batch { place, shape, counts: Counts::of(&rows, shape), rows: OnceLock::from(rows), slot: None, own: Own::new(buffers), taught: None }
     }
 
     /// A batch that lies in a slot.
-    pub(super) fn in_slot(place: Place, shape: BatchShape, counts: Counts, view: SlotView) -> Batch {
-        Batch { place, shape, counts, rows: OnceLock::new(), memory: Memory::Slot(view), taught: None }
+    pub(super) fn in_slot(place: Place, shape: BatchShape, counts: Counts, view: SlotView, buffers: Arc<Buffers>) -> Batch {
+        Batch { place, shape, counts, rows: OnceLock::new(), slot: Some(view), own: Own::new(buffers), taught: None }
     }
 
     /// The same batch in memory of this process, so that its slot is free again.
-    pub fn detached(self, buffers: &Arc<Buffers>) -> Batch {
-        let Memory::Slot(view) = &self.memory else { return self };
-        let wide = |from: &[i64]| OnceLock::from(copied(&buffers.wide, from));
-        let narrow = |from: &[i32]| OnceLock::from(copied(&buffers.narrow, from));
-        let own = Own {
-            buffers: buffers.clone(),
-            input_ids: wide(view.input_ids()),
-            labels: wide(view.labels()),
-            positions: wide(view.positions()),
-            segment_ids: narrow(view.segment_ids()),
-            cu_seqlens: narrow(view.cu_seqlens()),
-            loss_mask: OnceLock::from(view.loss_mask().to_vec()),
-        };
+    pub fn detached(mut self) -> Batch {
         self.rows();
-        Batch { place: self.place, shape: self.shape, counts: self.counts, rows: self.rows, memory: Memory::Own(own), taught: self.taught }
+        let Some(view) = self.slot.take() else { return self };
+        let own = Own::new(self.own.buffers.clone());
+        // What is not there is written when it is asked for, from the rows and the labels.
+        let set = |tensor: &OnceLock<Vec<i64>>, from: &[i64]| drop(tensor.set(copied(&own.buffers.wide, from)));
+        set(&own.input_ids, view.input_ids());
+        set(&own.labels, view.labels());
+        self.taught = self.taught.take().map(|taught| taught.copied());
+        self.own = own;
+        self
     }
 
     pub(super) fn place(&self) -> Place {
@@ -190,10 +180,17 @@ impl Batch {
     /// Its rows: lanes, numbers, and of what documents each is made. The pieces of a batch that lies in a slot have no tokens:
     /// these are in [`Batch::input_ids`].
     pub fn rows(&self) -> &[BatchRow] {
-        self.rows.get_or_init(|| match &self.memory {
-            Memory::Slot(view) => view.rows(),
-            Memory::Own(_) => unreachable!("a batch that was made here has its rows"),
-        })
+        self.rows.get_or_init(|| self.slot.as_ref().map(SlotView::rows).expect("a batch that was made here has its rows"))
+    }
+
+    /// Of each piece of a document in it: the dataset and the tokens.
+    pub fn pieces(&self) -> impl Iterator<Item = (u16, u32)> {
+        let (own, slot) = match &self.slot {
+            None => (Some(self.rows()), None),
+            Some(view) => (None, Some(view.pieces())),
+        };
+        let own = own.into_iter().flatten().flat_map(|row| &row.pieces).map(|piece| (piece.source, piece.len));
+        own.chain(slot.into_iter().flatten())
     }
 
     /// How many rows.
@@ -213,52 +210,47 @@ impl Batch {
 
     /// Token ids.
     pub fn input_ids(&self) -> &[i64] {
-        match &self.memory {
-            Memory::Own(own) => own.input_ids.get_or_init(|| self.wide(own, tensors::input_ids)),
-            Memory::Slot(view) => view.input_ids(),
+        match &self.slot {
+            None => self.own.input_ids.get_or_init(|| self.wide(tensors::input_ids)),
+            Some(view) => view.input_ids(),
         }
     }
 
     /// The token to be predicted at each position: the next one of the same document, else [`IGNORE`]. The last position of
     /// a row, and padding, are always ignored.
     pub fn labels(&self) -> &[i64] {
-        match &self.memory {
-            Memory::Own(own) => own.labels.get_or_init(|| self.wide(own, tensors::labels)),
-            Memory::Slot(view) => view.labels(),
+        match &self.slot {
+            None => self.own.labels.get_or_init(|| self.wide(tensors::labels)),
+            Some(view) => view.labels(),
         }
     }
 
     /// The place of each token in its document, so that a document that goes on in another row keeps counting; 0 in padding.
     pub fn positions(&self) -> &[i64] {
-        match &self.memory {
-            Memory::Own(own) => own.positions.get_or_init(|| self.wide(own, tensors::positions)),
-            Memory::Slot(view) => view.positions(),
-        }
+        let there = self.slot.as_ref().and_then(SlotView::positions);
+        there.unwrap_or_else(|| self.own.positions.get_or_init(|| self.wide(tensors::positions)))
     }
 
     /// Which document of its row each token belongs to, from 1; 0 in padding.
     pub fn segment_ids(&self) -> &[i32] {
-        match &self.memory {
-            Memory::Own(own) => own.segment_ids.get_or_init(|| {
-                let mut out = take(&own.buffers.narrow, self.elements());
-                tensors::segment_ids(self.rows(), self.shape, &mut out);
-                out
-            }),
-            Memory::Slot(view) => view.segment_ids(),
-        }
+        let make = || {
+            let mut out = take(&self.own.buffers.narrow, self.elements());
+            tensors::segment_ids(self.rows(), self.shape, &mut out);
+            out
+        };
+        let there = self.slot.as_ref().and_then(SlotView::segment_ids);
+        there.unwrap_or_else(|| self.own.segment_ids.get_or_init(make))
     }
 
     /// Where segments start in the batch laid out as one sequence, and its end: what attention over sequences of
     /// different length takes. A row's padding is a segment of its own, so the last entry is `rows · length`.
     pub fn cu_seqlens(&self) -> &[i32] {
-        match &self.memory {
-            Memory::Own(own) => own.cu_seqlens.get_or_init(|| {
-                let mut out = take(&own.buffers.narrow, 0);
-                out.extend(tensors::cu_seqlens(self.rows(), self.shape));
-                out
-            }),
-            Memory::Slot(view) => view.cu_seqlens(),
-        }
+        let make = || {
+            let mut out = take(&self.own.buffers.narrow, 0);
+            out.extend(tensors::cu_seqlens(self.rows(), self.shape));
+            out
+        };
+        self.own.cu_seqlens.get_or_init(make)
     }
 
     /// The longest segment, padding included.
@@ -268,14 +260,13 @@ impl Batch {
 
     /// 1 where the label counts, else 0.
     pub fn loss_mask(&self) -> &[u8] {
-        match &self.memory {
-            Memory::Own(own) => own.loss_mask.get_or_init(|| {
-                let mut out = vec![0; self.elements()];
-                tensors::loss_mask(self.labels(), &mut out);
-                out
-            }),
-            Memory::Slot(view) => view.loss_mask(),
-        }
+        let make = || {
+            let mut out = vec![0; self.elements()];
+            tensors::loss_mask(self.labels(), &mut out);
+            out
+        };
+        let there = self.slot.as_ref().and_then(SlotView::loss_mask);
+        there.unwrap_or_else(|| self.own.loss_mask.get_or_init(make))
     }
 
     /// Labels that count. A loss is to be divided by their sum over all ranks.
@@ -310,8 +301,8 @@ impl Batch {
         self.counts.rows * self.shape.length
     }
 
-    fn wide(&self, own: &Own, write: fn(&[BatchRow], BatchShape, &mut [i64])) -> Vec<i64> {
-        let mut out = take(&own.buffers.wide, self.elements());
+    fn wide(&self, write: fn(&[BatchRow], BatchShape, &mut [i64])) -> Vec<i64> {
+        let mut out = take(&self.own.buffers.wide, self.elements());
         write(self.rows(), self.shape, &mut out);
         out
     }

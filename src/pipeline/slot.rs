@@ -1,14 +1,16 @@
 //! A batch in a slot of a ring: written there once by the process that made it, read where it lies by all that map it.
 //!
-//! A slot is, each part 64-byte aligned: 16 words that describe the batch; the tensors; 3 words a row (its lane or none, its number there, its
-//! segments); then parts whose used length differs from batch to batch: `cu_seqlens`, 3 words a segment (its document, its dataset, start and
-//! length), and the *marks*: where the lanes are after this batch, for those that have moved. Only used parts ever take memory.
+//! A slot is, each part 64-byte aligned: 16 words that describe the batch; ids and labels; what teachers made; 3 words a row (its lane or none, its number
+//! there, its segments); then parts that are there when a peer has asked for them before, since each peer can make them of the others: positions,
+//! segment ids, loss mask; then parts whose used length differs from batch to batch: 3 words a segment (its document, its dataset, start
+//! and length), and the *marks*: where the lanes are after this batch, for those that have moved. Only used parts ever take memory.
 
-use super::batch::{Batch, BatchRow, BatchShape, Counts, Place};
+use super::batch::{Batch, BatchRow, BatchShape, Buffers, Counts, Place};
 use super::codec::{Reader, put};
 use super::pack::{Piece, Tokens};
+use super::taught::{Taught, most_bytes};
 use super::tensors;
-use crate::base::{Error, Result, Status};
+use crate::base::{Error, Layout, Result, Status};
 use crate::segment::plain;
 use crate::segment::ring::Held;
 use std::sync::Arc;
@@ -19,30 +21,40 @@ pub type Mark = (Arc<[u8]>, u64);
 const WORDS: usize = 16;
 const NO_LANE: u64 = u64::MAX;
 
+/// Parts that are there when they were asked for, a bit each.
+const POSITIONS: u32 = 1;
+const SEGMENT_IDS: u32 = 2;
+const LOSS_MASK: u32 = 4;
+
 /// Where the parts of a slot are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlotLayout {
     shape: BatchShape,
     most_rows: usize,
-    wide: [usize; 3],
+    wide: [usize; 2],
+    /// Sizes of ragged dimensions, a word each.
+    ragged: usize,
+    /// The layout of what teachers make of a row, and where each of the tensors is.
+    taught: Option<(Arc<Layout>, Vec<usize>)>,
+    rows: usize,
+    positions: usize,
     segment_ids: usize,
     loss_mask: usize,
-    rows: usize,
-    cu_seqlens: usize,
     segments: usize,
     marks: usize,
     end: usize,
 }
 
 impl SlotLayout {
-    /// For batches of at most `rows` rows of a rank that owns `lanes` lanes.
-    pub fn new(rows: u64, shape: BatchShape, lanes: u32) -> Result<SlotLayout> {
+    /// For batches of at most `rows` rows of a rank that owns `lanes` lanes, with what teachers make of each row.
+    pub fn new(rows: u64, shape: BatchShape, lanes: u32, taught: Option<Arc<Layout>>) -> Result<SlotLayout> {
         let elements = usize::try_from(rows).ok().and_then(|n| n.checked_mul(shape.length)).filter(|n| *n < 1 << 31);
         let Some(elements) = elements else {
             let length = shape.length;
             return Err(Error::invalid(format!("a batch of {rows} rows of {length} tokens is too large for one slot; set microbatch_size")));
         };
         let most_rows = rows as usize;
+        let sizes = taught.as_ref().map_or(Ok(Vec::new()), |layout| most_bytes(layout, most_rows))?;
         let mut at = 0;
         let mut part = |bytes: usize| {
             let here = at;
@@ -53,11 +65,13 @@ impl SlotLayout {
         Ok(SlotLayout {
             shape,
             most_rows,
-            wide: [part(elements * 8), part(elements * 8), part(elements * 8)],
+            wide: [part(elements * 8), part(elements * 8)],
+            ragged: part(taught.as_ref().map_or(0, |layout| layout.dims().len() * 8)),
+            taught: taught.map(|layout| (layout, sizes.iter().map(|n| part(*n)).collect())),
+            rows: part(most_rows * 24),
+            positions: part(elements * 8),
             segment_ids: part(elements * 4),
             loss_mask: part(elements),
-            rows: part(most_rows * 24),
-            cu_seqlens: part((elements + most_rows + 1) * 4),
             segments: part(elements * 24),
             marks: part((16 << 20) + lanes as usize * (64 << 10)),
             end: at,
@@ -71,11 +85,11 @@ impl SlotLayout {
 
     /// Bytes that every batch uses.
     pub fn fixed_bytes(&self) -> usize {
-        self.cu_seqlens
+        self.positions
     }
 
-    /// Writes a batch that was made in this process, and where its lanes are now if they were at `before`.
-    pub fn write(&self, batch: &Batch, before: &[Mark], now: &[Mark], out: &mut [u8]) -> Result<()> {
+    /// Writes a batch that was made in this process, with the parts that are `wanted`, and where its lanes are now if they were at `before`.
+    pub fn write(&self, batch: &Batch, wanted: u32, before: &[Mark], now: &[Mark], out: &mut [u8]) -> Result<()> {
         let (rows, shape, counts, place) = (batch.rows(), batch.shape(), batch.counts(), batch.place());
         assert!(shape == self.shape && rows.len() <= self.most_rows && out.len() >= self.end, "a batch of another run");
         let n = rows.len() * shape.length;
@@ -88,23 +102,35 @@ impl SlotLayout {
                 format!("the state of the lanes needs {need} bytes and a slot has {have}: use fewer bins, or more ranks"),
             ));
         }
-        let writers = [tensors::input_ids, tensors::labels, tensors::positions];
+        let writers = [tensors::input_ids, tensors::labels];
         for (at, write) in self.wide.iter().zip(writers) {
             write(rows, shape, plain::of_mut(&mut out[*at..][..n * 8]));
         }
-        tensors::segment_ids(rows, shape, plain::of_mut(&mut out[self.segment_ids..][..n * 4]));
-        let (head, mask) = out.split_at_mut(self.loss_mask);
-        tensors::loss_mask(plain::of(&head[self.wide[1]..][..n * 8]), &mut mask[..n]);
+        match (&self.taught, batch.taught()) {
+            (None, None) => {}
+            (Some((layout, places)), Some(taught)) if **layout == **taught.layout() => {
+                let sizes = taught.sizes();
+                plain::of_mut::<u64>(&mut out[self.ragged..][..sizes.len() * 8]).copy_from_slice(&sizes);
+                for (i, at) in places.iter().enumerate() {
+                    taught.copy_tensor(i, &mut out[*at..])?;
+                }
+            }
+            _ => return Err(Error::new(Status::Corrupt, "a batch has other tensors of teachers than the recipe says")),
+        }
+        if wanted & POSITIONS != 0 {
+            tensors::positions(rows, shape, plain::of_mut(&mut out[self.positions..][..n * 8]));
+        }
+        if wanted & SEGMENT_IDS != 0 {
+            tensors::segment_ids(rows, shape, plain::of_mut(&mut out[self.segment_ids..][..n * 4]));
+        }
+        if wanted & LOSS_MASK != 0 {
+            let (head, mask) = out.split_at_mut(self.loss_mask);
+            tensors::loss_mask(plain::of(&head[self.wide[1]..][..n * 8]), &mut mask[..n]);
+        }
         let words = plain::of_mut::<u64>(&mut out[self.rows..][..rows.len() * 24]);
         for (row, words) in rows.iter().zip(words.chunks_exact_mut(3)) {
             let (lane, number) = row.of.map_or((NO_LANE, 0), |(lane, number)| (u64::from(lane), number));
             words.copy_from_slice(&[lane, number, row.pieces.len() as u64]);
-        }
-        let ends = plain::of_mut::<i32>(&mut out[self.cu_seqlens..self.segments]);
-        let mut ends_used = 0;
-        for (end, place) in tensors::cu_seqlens(rows, shape).zip(ends) {
-            *place = end;
-            ends_used += 1;
         }
         let segments = plain::of_mut::<u64>(&mut out[self.segments..][..counts.segments as usize * 24]);
         for (piece, words) in rows.iter().flat_map(|r| &r.pieces).zip(segments.chunks_exact_mut(3)) {
@@ -120,27 +146,36 @@ impl SlotLayout {
             counts.tokens,
             counts.valid_tokens,
             counts.max_seqlen as u64,
-            ends_used,
+            u64::from(wanted),
             marks.len() as u64,
         ];
         plain::of_mut::<u64>(&mut out[..words.len() * 8]).copy_from_slice(&words);
         Ok(())
     }
 
-    /// The batch in a slot that is held, and where its lanes are: `marks` becomes what the writer's `now` was, if it was its `before`.
-    pub fn read(self: &Arc<SlotLayout>, held: Held, marks: &mut [Mark]) -> Result<Batch> {
+    /// The batch in a slot that is held, and where its lanes are: `marks` becomes what the writer's `now` was, if it was its `before`. What the
+    /// writer left out is made in `buffers`.
+    pub fn read(self: &Arc<SlotLayout>, held: Held, marks: &mut [Mark], buffers: &Arc<Buffers>) -> Result<Batch> {
         let bytes = held.bytes();
         let w: [u64; WORDS] = plain::of(&bytes[..WORDS * 8]).try_into().expect("as many words as were cut out");
-        let [step, microbatch, microbatches, rows, segments, tokens, valid_tokens, max_seqlen, ends, marked, ..] = w;
+        let [step, microbatch, microbatches, rows, segments, tokens, valid_tokens, max_seqlen, parts, marked, ..] = w;
         let most = (self.most_rows * self.shape.length) as u64;
-        let parts = [(rows, self.most_rows as u64), (segments, most), (ends, most + rows + 1), (marked, (self.end - self.marks) as u64)];
-        if parts.iter().any(|(n, most)| n > most) {
+        let counts = [(rows, self.most_rows as u64), (segments, most), (marked, (self.end - self.marks) as u64)];
+        if counts.iter().any(|(n, most)| n > most) {
             return Err(corrupt("its counts are beyond its size"));
         }
         follow(&bytes[self.marks..][..marked as usize], marks)?;
         let counts = Counts { rows: rows as usize, segments, tokens, valid_tokens, max_seqlen: max_seqlen as i32 };
-        let view = SlotView { held, layout: self.clone(), rows: counts.rows, segments: segments as usize, ends: ends as usize };
-        Ok(Batch::in_slot(Place { step, microbatch, microbatches }, self.shape, counts, view))
+        let held = Arc::new(held);
+        let taught = match &self.taught {
+            Some((layout, places)) => {
+                let sizes = plain::of::<u64>(&held.bytes()[self.ragged..][..layout.dims().len() * 8]);
+                Some(Taught::in_slot(layout, counts.rows, sizes, places, held.clone())?)
+            }
+            None => None,
+        };
+        let view = SlotView { held, layout: self.clone(), rows: counts.rows, segments: segments as usize, parts: parts as u32 };
+        Ok(Batch::in_slot(Place { step, microbatch, microbatches }, self.shape, counts, view, buffers.clone()).with_taught(taught))
     }
 }
 
@@ -178,11 +213,12 @@ fn follow(bytes: &[u8], marks: &mut [Mark]) -> Result<()> {
 
 /// A batch in a slot that is kept for as long as this is.
 pub(super) struct SlotView {
-    held: Held,
+    held: Arc<Held>,
     layout: Arc<SlotLayout>,
     rows: usize,
     segments: usize,
-    ends: usize,
+    /// Which of those are there that may be left out.
+    parts: u32,
 }
 
 impl SlotView {
@@ -202,20 +238,30 @@ impl SlotView {
         self.part(self.layout.wide[1], self.elements())
     }
 
-    pub fn positions(&self) -> &[i64] {
-        self.part(self.layout.wide[2], self.elements())
+    pub fn positions(&self) -> Option<&[i64]> {
+        self.asked(POSITIONS).then(|| self.part(self.layout.positions, self.elements()))
     }
 
-    pub fn segment_ids(&self) -> &[i32] {
-        self.part(self.layout.segment_ids, self.elements())
+    pub fn segment_ids(&self) -> Option<&[i32]> {
+        self.asked(SEGMENT_IDS).then(|| self.part(self.layout.segment_ids, self.elements()))
     }
 
-    pub fn loss_mask(&self) -> &[u8] {
-        self.part(self.layout.loss_mask, self.elements())
+    pub fn loss_mask(&self) -> Option<&[u8]> {
+        self.asked(LOSS_MASK).then(|| self.part(self.layout.loss_mask, self.elements()))
     }
 
-    pub fn cu_seqlens(&self) -> &[i32] {
-        self.part(self.layout.cu_seqlens, self.ends)
+    /// Whether a part is there. If not, it will be in later batches.
+    fn asked(&self, part: u32) -> bool {
+        let there = self.parts & part != 0;
+        if !there {
+            self.held.want(part);
+        }
+        there
+    }
+
+    /// Of each piece: the dataset and the tokens.
+    pub fn pieces(&self) -> impl Iterator<Item = (u16, u32)> {
+        self.part::<u64>(self.layout.segments, self.segments * 3).chunks_exact(3).map(|w| (w[1] as u16, w[2] as u32))
     }
 
     /// Rows and pieces, without tokens.
@@ -259,21 +305,34 @@ mod tests {
     fn through_a_ring(layout: &Arc<SlotLayout>, before: &[Mark], now: &[Mark], marks: &mut [Mark]) -> Result<Batch> {
         let mut server = Publisher::create(layout.bytes(), layout.fixed_bytes())?;
         let seat = server.seat(0).unwrap();
-        let slot = server.slot(1)?.unwrap();
-        layout.write(&batch(), before, now, server.bytes(slot))?;
-        server.publish(slot);
         let mut peer = Peer::new(Ring::open(server.fd(), layout.bytes())?, seat, 0, ())?;
+        hand_over(&mut server, &mut peer, layout, (before, now), marks)
+    }
+
+    fn hand_over(
+        server: &mut Publisher,
+        peer: &mut Peer<()>,
+        layout: &Arc<SlotLayout>,
+        (before, now): (&[Mark], &[Mark]),
+        marks: &mut [Mark],
+    ) -> Result<Batch> {
+        let slot = server.slot(1)?.unwrap();
+        layout.write(&batch(), server.wanted(), before, now, server.bytes(slot))?;
+        server.publish(slot);
         match peer.take()? {
-            Taken::Batch(held) => layout.read(held, marks),
+            Taken::Batch(held) => layout.read(held, marks, &Arc::default()),
             _ => panic!("no batch"),
         }
     }
 
     #[test]
     fn a_batch_read_where_it_lies_is_the_one_that_was_written_and_outlives_the_ring() {
-        let layout = Arc::new(SlotLayout::new(4, SHAPE, 3).unwrap());
-        let there = through_a_ring(&layout, &[], &[], &mut []).unwrap();
-        let here = batch();
+        let layout = Arc::new(SlotLayout::new(4, SHAPE, 3, None).unwrap());
+        let mut server = Publisher::create(layout.bytes(), layout.fixed_bytes()).unwrap();
+        let seat = server.seat(0).unwrap();
+        let mut peer = Peer::new(Ring::open(server.fd(), layout.bytes()).unwrap(), seat, 0, ()).unwrap();
+        let mut next = || hand_over(&mut server, &mut peer, &layout, (&[], &[]), &mut []).unwrap();
+        let (first, here) = (next(), batch());
         let check = |there: &Batch| {
             assert_eq!((there.input_ids(), there.labels(), there.positions()), (here.input_ids(), here.labels(), here.positions()));
             assert_eq!((there.segment_ids(), there.cu_seqlens(), there.loss_mask()), (here.segment_ids(), here.cu_seqlens(), here.loss_mask()));
@@ -281,13 +340,104 @@ mod tests {
             let rows = |b: &Batch| b.rows().iter().map(|r| (r.of, format!("{:?}", r.pieces))).collect::<Vec<_>>();
             assert_eq!(rows(there), rows(&here));
         };
-        check(&there);
-        check(&there.detached(&Arc::default()));
+        // The first one's parts are made here, as nobody had asked for them; and from then on there.
+        check(&first);
+        let second = next();
+        check(&second);
+        let in_slot = |b: &Batch| {
+            let bytes = b.input_ids().as_ptr_range();
+            let near = |p: *const u8| (p as usize).abs_diff(bytes.start as usize) < layout.bytes();
+            [near(b.positions().as_ptr().cast()), near(b.segment_ids().as_ptr().cast()), near(b.loss_mask().as_ptr())]
+        };
+        assert_eq!((in_slot(&first), in_slot(&second)), ([false; 3], [true; 3]));
+        drop((server, peer));
+        check(&second);
+        check(&first.detached());
+        check(&second.detached());
+    }
+
+    #[test]
+    fn what_teachers_made_travels_along() {
+        struct Part(u8);
+        impl super::super::taught::Sample for Part {
+            fn start(&self) -> Option<*const u8> {
+                None
+            }
+
+            fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+                out.iter_mut().enumerate().for_each(|(i, b)| *b = self.0 + (offset + i) as u8);
+                Ok(())
+            }
+        }
+        let spec = |name: &str, n: u64| crate::base::TensorSpec::new(name, [n], crate::base::DType::UInt8);
+        let taught = Arc::new(Layout::new(vec![spec("a", 70), spec("b", 3)]).unwrap());
+        let layout = Arc::new(SlotLayout::new(4, SHAPE, 3, Some(taught.clone())).unwrap());
+        let samples = || [Some(10), None, None, Some(20)].map(|s| s.map(|n| Box::new(Part(n)) as Box<dyn super::super::taught::Sample>)).into();
+        let here = || batch().with_taught(Some(Taught::stack(&taught, crate::recipe::PadTo::Longest, samples(), &Arc::default()).unwrap()));
+        let mut server = Publisher::create(layout.bytes(), layout.fixed_bytes()).unwrap();
+        let seat = server.seat(0).unwrap();
+        let mut peer = Peer::new(Ring::open(server.fd(), layout.bytes()).unwrap(), seat, 0, ()).unwrap();
+        let slot = server.slot(1).unwrap().unwrap();
+        assert!(layout.write(&batch(), 0, &[], &[], server.bytes(slot)).is_err(), "a batch without what it should have");
+        layout.write(&here(), 0, &[], &[], server.bytes(slot)).unwrap();
+        server.publish(slot);
+        let Taken::Batch(held) = peer.take().unwrap() else { panic!("no batch") };
+        let there = layout.read(held, &mut [], &Arc::default()).unwrap();
+        assert_eq!(there.row_hashes(), here().row_hashes());
+        let (a, b) = (there.taught().unwrap(), here());
+        assert!((0..2).all(|i| a.shape(i) == b.taught().unwrap().shape(i) && (a.start(i) as usize).is_multiple_of(64)));
+        drop((server, peer));
+        assert_eq!(there.detached().row_hashes(), here().row_hashes());
+    }
+
+    #[test]
+    fn what_teachers_made_of_different_lengths_travels_along() {
+        struct Whole(Vec<u8>);
+        impl super::super::taught::Sample for Whole {
+            fn start(&self) -> Option<*const u8> {
+                None
+            }
+
+            fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+                out.copy_from_slice(&self.0[offset..][..out.len()]);
+                Ok(())
+            }
+        }
+        use crate::base::{DType, Dim, TensorSpec};
+        let taught = Arc::new(Layout::new(vec![TensorSpec::new("x", [Dim::up_to("seq", 4).unwrap()], DType::UInt8)]).unwrap());
+        let sample = |length: u64| {
+            let mut bytes = vec![7; taught.nbytes()];
+            taught.begin(&mut bytes);
+            taught.set_length(&mut bytes, "seq", length).unwrap();
+            Some(Box::new(Whole(bytes)) as Box<dyn super::super::taught::Sample>)
+        };
+        let samples = vec![sample(1), None, None, sample(3)];
+        let here = batch().with_taught(Some(Taught::stack(&taught, crate::recipe::PadTo::Longest, samples, &Arc::default()).unwrap()));
+        let layout = Arc::new(SlotLayout::new(4, SHAPE, 3, Some(taught.clone())).unwrap());
+        let mut server = Publisher::create(layout.bytes(), layout.fixed_bytes()).unwrap();
+        let seat = server.seat(0).unwrap();
+        let mut peer = Peer::new(Ring::open(server.fd(), layout.bytes()).unwrap(), seat, 0, ()).unwrap();
+        let mut through = |spoil: bool| {
+            let slot = server.slot(1).unwrap().unwrap();
+            let bytes = server.bytes(slot);
+            layout.write(&here, 0, &[], &[], bytes).unwrap();
+            if spoil {
+                bytes[layout.ragged] = 5;
+            }
+            server.publish(slot);
+            let Taken::Batch(held) = peer.take().unwrap() else { panic!("no batch") };
+            layout.read(held, &mut [], &Arc::default())
+        };
+        let there = through(false).unwrap();
+        let (a, b) = (there.taught().unwrap(), here.taught().unwrap());
+        assert_eq!((a.columns(), a.shape(0), there.row_hashes()), (b.columns(), &[4, 3][..], here.row_hashes()));
+        assert_eq!(there.detached().row_hashes(), here.row_hashes());
+        assert!(through(true).err().unwrap().message.contains("beyond its maximum"));
     }
 
     #[test]
     fn marks_follow_those_of_the_writer() {
-        let layout = Arc::new(SlotLayout::new(4, SHAPE, 3).unwrap());
+        let layout = Arc::new(SlotLayout::new(4, SHAPE, 3, None).unwrap());
         let anchors: Vec<Arc<[u8]>> = (0..4u8).map(|i| vec![i; usize::from(i) * 100].into()).collect();
         let before = vec![(anchors[0].clone(), 3), (anchors[1].clone(), 4), (anchors[2].clone(), 5)];
         let now = vec![(anchors[0].clone(), 3), (anchors[1].clone(), 5), (anchors[3].clone(), 1)];
@@ -299,6 +449,6 @@ mod tests {
 
     #[test]
     fn what_is_too_large_is_an_error() {
-        assert!(SlotLayout::new(1 << 40, SHAPE, 1).unwrap_err().message.contains("microbatch_size"));
+        assert!(SlotLayout::new(1 << 40, SHAPE, 1, None).unwrap_err().message.contains("microbatch_size"));
     }
 }

@@ -3,9 +3,10 @@
 //! teacher saw (padding) are zero. Ragged tensors are filled up with zeroes behind, and their dimensions' lengths and masks are tensors too.
 
 use super::ragged::{Lengths, runs, shape_with};
-use crate::base::{DType, Layout, Result, TensorSpec};
+use crate::base::{DType, Error, Layout, Result, Status, TensorSpec};
 use crate::os::memory::AlignedBuf;
 use crate::recipe::{PadTo, ragged_tensors};
+use crate::segment::ring::Held;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A sample in its memory, which stays as long as this does.
@@ -76,6 +77,19 @@ enum Bytes {
     Copied(Vec<AlignedBuf>),
     /// Samples that lie one behind the other.
     Lent(Vec<Box<dyn Sample>>),
+    /// A slot of a ring, and where in it each tensor is.
+    Slot(Arc<Held>, Vec<usize>),
+}
+
+/// The most bytes that each tensor of `rows` rows may have: the layout's, then lengths and mask of each ragged dimension.
+pub(super) fn most_bytes(layout: &Layout, rows: usize) -> Result<Vec<usize>> {
+    let too_large = || Error::invalid(format!("what teachers make of {rows} rows is too large for one slot; set microbatch_size"));
+    let times = |each: usize| each.checked_mul(rows).filter(|n| *n < 1 << 38).ok_or_else(too_large);
+    let mut all = layout.specs().iter().map(|spec| times(spec.nbytes()?)).collect::<Result<Vec<_>>>()?;
+    for (_, most) in layout.dims() {
+        all.extend([times(8)?, times(most as usize)?]);
+    }
+    Ok(all)
 }
 
 impl Taught {
@@ -83,11 +97,7 @@ impl Taught {
     pub fn stack(layout: &Arc<Layout>, pad_to: PadTo, samples: Vec<Option<Box<dyn Sample>>>, stacks: &Arc<Stacks>) -> Result<Taught> {
         let lengths = if layout.is_ragged() { Lengths::read(layout, pad_to, &samples)? } else { Lengths::none(samples.len()) };
         let rows = samples.len() as i64;
-        let column = |spec: &TensorSpec| {
-            let shape = shape_with(layout, spec, &lengths.sizes).into_iter().map(|size| size as i64);
-            Column { name: spec.name.clone(), dtype: spec.dtype, shape: std::iter::once(rows).chain(shape).collect() }
-        };
-        let mut columns: Vec<Column> = layout.specs().iter().map(column).collect();
+        let mut columns = of_specs(layout, rows, &lengths.sizes);
         let bytes = if together(layout, &samples) {
             Bytes::Lent(samples.into_iter().flatten().collect())
         } else {
@@ -127,11 +137,70 @@ impl Taught {
         if let Bytes::Copied(buffers) = &mut self.bytes {
             buffers.extend([lengths, mask]);
         }
-        let [lengths, mask] = ragged_tensors(dim);
-        [
-            Column { name: lengths, dtype: DType::Int64, shape: vec![rows as i64] },
-            Column { name: mask, dtype: DType::Bool, shape: vec![rows as i64, size as i64] },
-        ]
+        of_dim(dim, rows as i64, size)
+    }
+
+    /// Of `rows` rows that another process made, in a slot. `sizes` are those of the ragged dimensions.
+    pub(super) fn in_slot(layout: &Arc<Layout>, rows: usize, sizes: &[u64], places: &[usize], held: Arc<Held>) -> Result<Taught> {
+        let corrupt = |what: &str| Error::new(Status::Corrupt, format!("a batch in shared memory is damaged: {what}"));
+        if layout.dims().iter().zip(sizes).any(|((_, most), size)| size > most) {
+            return Err(corrupt("a ragged dimension is beyond its maximum"));
+        }
+        let mut columns = of_specs(layout, rows as i64, sizes);
+        for ((dim, _), size) in layout.dims().into_iter().zip(sizes) {
+            columns.extend(of_dim(dim, rows as i64, *size));
+        }
+        let word = |row: usize, at: usize| {
+            let place = places[layout.specs().len() + 2 * at] + row * 8;
+            u64::from_le_bytes(held.bytes()[place..place + 8].try_into().expect("as many bytes as were cut out"))
+        };
+        let lengths: Vec<Vec<u64>> = (0..rows).map(|row| (0..sizes.len()).map(|at| word(row, at)).collect()).collect();
+        if lengths.iter().any(|row| row.iter().zip(sizes).any(|(length, size)| length > size)) {
+            return Err(corrupt("a row is longer than its tensor"));
+        }
+        Ok(Taught { layout: layout.clone(), columns, bytes: Bytes::Slot(held, places.to_vec()), lengths, stacks: Arc::default() })
+    }
+
+    /// The same in memory of this process, so that a slot is free again.
+    pub(super) fn copied(self) -> Taught {
+        let Bytes::Slot(..) = &self.bytes else { return self };
+        let copy = |i: usize| {
+            let bytes = self.tensor(i).unwrap_or_default();
+            let mut buffer = AlignedBuf::new(bytes.len());
+            buffer.bytes_mut().copy_from_slice(bytes);
+            buffer
+        };
+        let bytes = Bytes::Copied((0..self.columns.len()).map(copy).collect());
+        Taught { layout: self.layout.clone(), columns: self.columns.clone(), bytes, lengths: self.lengths.clone(), stacks: self.stacks.clone() }
+    }
+
+    /// The bytes of tensor `i`, where they lie together.
+    fn tensor(&self, i: usize) -> Option<&[u8]> {
+        let len = self.columns[i].nbytes();
+        match &self.bytes {
+            Bytes::Copied(buffers) => buffers[i].bytes().get(..len),
+            Bytes::Slot(held, places) => held.bytes().get(places[i]..)?.get(..len),
+            Bytes::Lent(_) => None,
+        }
+    }
+
+    /// The sizes of the ragged dimensions.
+    pub(super) fn sizes(&self) -> Vec<u64> {
+        let masks = self.columns[self.layout.specs().len()..].iter().skip(1).step_by(2);
+        masks.map(|mask| mask.shape[1] as u64).collect()
+    }
+
+    /// Writes the bytes of tensor `i` of all rows to the beginning of `out`.
+    pub(super) fn copy_tensor(&self, i: usize, out: &mut [u8]) -> Result<()> {
+        if let Some(bytes) = self.tensor(i) {
+            out[..bytes.len()].copy_from_slice(bytes);
+        } else if let Bytes::Lent(samples) = &self.bytes {
+            let each = self.layout.specs()[i].nbytes()?;
+            for (sample, out) in samples.iter().zip(out.chunks_exact_mut(each.max(1))) {
+                sample.read(self.layout.offset(i), &mut out[..each])?;
+            }
+        }
+        Ok(())
     }
 
     /// The tensors: the layout's in its order, then, for each ragged dimension, its lengths and its mask.
@@ -153,6 +222,7 @@ impl Taught {
     pub fn start(&self, i: usize) -> *const u8 {
         match &self.bytes {
             Bytes::Copied(buffers) => buffers[i].start().cast_const(),
+            Bytes::Slot(held, places) => held.bytes()[places[i]..].as_ptr(),
             Bytes::Lent(samples) => samples.first().and_then(|s| s.start()).map_or(std::ptr::null(), |s| s.wrapping_add(self.layout.offset(i))),
         }
     }
@@ -168,10 +238,10 @@ impl Taught {
         for (i, spec) in self.layout.specs().iter().enumerate() {
             let Ok(each) = spec.nbytes() else { continue };
             match &self.bytes {
-                Bytes::Copied(buffers) => {
+                Bytes::Copied(_) | Bytes::Slot(..) => {
                     let outer: Vec<u64> = self.columns[i].shape[1..].iter().map(|size| *size as u64).collect();
                     let each = spec.nbytes_of(&outer);
-                    let place = &buffers[i].bytes()[row * each..][..each];
+                    let place = self.tensor(i).map_or(&[][..], |bytes| &bytes[row * each..][..each]);
                     let inner = shape_with(&self.layout, spec, &self.lengths[row]);
                     runs(&inner, &outer, spec.dtype.size(), |_, at, length| out.extend_from_slice(&place[at..at + length]));
                 }
@@ -184,6 +254,20 @@ impl Taught {
             }
         }
     }
+}
+
+fn of_specs(layout: &Layout, rows: i64, sizes: &[u64]) -> Vec<Column> {
+    let column = |spec: &TensorSpec| {
+        let shape = shape_with(layout, spec, sizes).into_iter().map(|size| size as i64);
+        Column { name: spec.name.clone(), dtype: spec.dtype, shape: std::iter::once(rows).chain(shape).collect() }
+    };
+    layout.specs().iter().map(column).collect()
+}
+
+/// Lengths and mask of a ragged dimension.
+fn of_dim(dim: &str, rows: i64, size: u64) -> [Column; 2] {
+    let [lengths, mask] = ragged_tensors(dim);
+    [Column { name: lengths, dtype: DType::Int64, shape: vec![rows] }, Column { name: mask, dtype: DType::Bool, shape: vec![rows, size as i64] }]
 }
 
 /// Tensor `i` of each row, one behind the other.

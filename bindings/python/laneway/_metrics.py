@@ -12,11 +12,12 @@ from . import _native
 
 
 def metrics() -> dict[str, Any]:
-    """The numbers of everything that this process has open: students, workers, loaders, brokers.
+    """The numbers of everything that this process has open: students, workers, loaders, node
+    loaders' servers, brokers.
 
     Returns:
-        ``version``, ``pid``, and the lists ``students``, ``workers``, ``loaders`` and ``brokers``. An entry has what tells it from others (``group``,
-        ``rank``, ``lane``, ``worker_id``, …) and ``counters``, a dict; docs/metrics.md lists every counter with its unit.
+        ``version``, ``pid``, and the lists ``students``, ``workers``, ``loaders``, ``nodes`` and ``brokers``. An entry has what tells it from others
+        (``group``, ``rank``, ``lane``, ``worker_id``, …) and ``counters``, a dict; docs/metrics.md lists every counter with its unit.
     """
     return json.loads(_native.text(_native.lib().lw_metrics_snapshot))  # type: ignore[no-any-return]
 

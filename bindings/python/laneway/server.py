@@ -15,7 +15,8 @@ from ._open_loader import ProgressFn, Tuning, _Watch, loader_options
 from ._operators import Operator
 from ._process import LOADERS, ProcessLock, at_exit
 from .errors import Forked, Status
-from .loader import _as_functions, _as_operators
+from .generate import GenerateOptions
+from .loader import _as_functions, _as_generate, _as_operators
 from .recipe import Recipe
 from .student import check_count
 
@@ -30,7 +31,7 @@ class Server:
         local_ranks: those of this node, among which the threads are shared out; None: all.
         peers: processes that read each rank: its first batches are kept until so many have come.
         slots: batches that lie ready for the slowest peer of a rank, 1 to 32.
-        threads, prefetch, cache_dir, memory_budget, task_bytes, functions, operators, progress: as in :class:`~laneway.Loader`.
+        threads, prefetch, cache_dir, memory_budget, task_bytes, functions, operators, generate, progress: as in :class:`~laneway.Loader`.
 
     Any thread may call any method.
     """
@@ -51,6 +52,7 @@ class Server:
         task_bytes: int = 32 << 10,
         functions: Iterable[Function] | Mapping[str, Callable[[str], str]] = (),
         operators: Iterable[Operator] = (),
+        generate: GenerateOptions | bool = True,
         progress: ProgressFn | bool | str | None = "auto",
     ) -> None:
         self.recipe, self.name = Recipe.of(recipe), name
@@ -65,7 +67,7 @@ class Server:
             cache_dir=None if cache_dir is None else os.fspath(cache_dir),
             memory_budget=check_count("memory_budget", memory_budget, 0, 2**63 - 1),
             task_bytes=check_count("task_bytes", task_bytes, 1, 2**31),
-            generate=False,
+            generate=_as_generate(generate),
         )
         self._functions, self._operators = _as_functions(functions), _as_operators(operators)
         self._watch = _Watch(progress)

@@ -77,6 +77,13 @@ def test_lanes_are_measured_beside_their_peers_and_without_cargo_the_rest_still_
     assert aims["tokens per CPU-second of the engine alone: ≥ 0.8×"]["met"] is None, "what was not measured is neither met nor missed"
 
 
+def test_the_node_loader_is_measured_beside_an_in_process_loader(tmp_path):
+    printed, rows = run(tmp_path, "node", LANEWAY_BENCH_CORPUS=str(small_corpus(tmp_path / "corpus")))
+    (row,) = rows
+    assert row["title"] in printed and [line["figures"]["of in-process"] > 0 for line in row["lines"]] == [True] * 3
+    assert row["lines"][0]["figures"]["of in-process"] == 1 and [aim["met"] is not None for aim in row["aims"]] == [True] * 2
+
+
 def test_ranks_are_measured_beside_one_and_a_picture_shows_the_peers(tmp_path, harness):
     if shutil.which("cargo") is None:
         pytest.skip("needs cargo")

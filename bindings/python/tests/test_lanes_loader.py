@@ -349,21 +349,22 @@ def test_what_a_loader_is_given_wrongly_is_named(lanes):
     assert loader.next(timeout_s=float("inf")).step == 0
 
 
-def test_the_same_small_program_prints_the_same_in_every_language(lanes, tmp_path):
+@pytest.mark.parametrize(("program", "lines"), [("elastic_min", 15), ("node_min", 30)])
+def test_the_same_small_program_prints_the_same_in_every_language(lanes, folder, tmp_path, program, lines):
     root = Path(__file__).parents[3]
     library = _native.find_library()
     soname = f"liblaneway.so.{_native.ABI_VERSION}"
     (tmp_path / soname).symlink_to(library)
-    commands = {"python": [sys.executable, root / "examples" / "python" / "elastic_min.py"]}
-    for language, compilers, source, standard in [("c", ("cc", "gcc"), "elastic_min.c", "-std=c11"), ("cpp", ("c++", "g++"), "elastic_min.cpp", "-std=c++17")]:
+    commands = {"python": [sys.executable, root / "examples" / "python" / f"{program}.py"]}
+    for language, compilers, suffix, standard in [("c", ("cc", "gcc"), "c", "-std=c11"), ("cpp", ("c++", "g++"), "cpp", "-std=c++17")]:
         compiler = next(filter(None, map(shutil.which, compilers)), None)
         if compiler is None:
             print(f"SKIPPED: no compiler for {language}")
             continue
-        made = tmp_path / f"elastic_{language}"
-        subprocess.run([compiler, standard, "-I", root / "include", root / "examples" / language / source, "-o", made, library], check=True)
+        made, source = tmp_path / f"{program}_{language}", root / "examples" / language / f"{program}.{suffix}"
+        subprocess.run([compiler, standard, "-I", root / "include", source, "-o", made, library], check=True)
         commands[language] = [made]
-    rust = root / "target" / "release" / "examples" / "elastic_min"
+    rust = root / "target" / "release" / "examples" / program
     if rust.is_file():
         commands["rust"] = [rust]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "LD_LIBRARY_PATH": str(tmp_path)}
@@ -372,7 +373,7 @@ def test_the_same_small_program_prints_the_same_in_every_language(lanes, tmp_pat
         done = subprocess.run([*command, lanes, "30"], env=env, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, f"{language}: {done.stdout}{done.stderr}"
         said[language] = done.stdout
-    assert said["python"].endswith("identical\n") and said["python"].count("step ") == 15
+    assert said["python"].endswith("identical\n") and said["python"].count("step ") == lines
     assert len(set(said.values())) == 1, said
 
 

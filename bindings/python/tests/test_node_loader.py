@@ -3,11 +3,13 @@
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,9 +18,11 @@ import pytest
 from conftest import House, wait_until
 from lanes_data import RECIPE
 
+import laneway
 from laneway import Function, Loader, NodeLoader, Server, _native, errors
 
 PEER = Path(__file__).with_name("node_peer.py")
+PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 
 
 @pytest.fixture
@@ -29,10 +33,10 @@ def node(folder, lanes):
     house.end()
 
 
-def serve(node, recipe, *words):
+def serve(node, recipe, *words, stderr=None):
     """``laneway serve``, which answers."""
     program = _native.find_program()
-    server = subprocess.Popen([program, "serve", recipe, *words], env=node.env, stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen([program, "serve", recipe, *words], env=node.env, stdout=subprocess.PIPE, stderr=stderr, text=True)
     server.log = Path(os.devnull)
     node.processes.append(server)
     assert "node-" in server.stdout.readline()
@@ -118,12 +122,12 @@ def test_of_sixteen_starts_at_once_one_serves_all(node, lanes):
 def test_batches_that_are_kept_stay_as_they_are_and_stop_nobody(folder, lanes):
     with Server(lanes, name="t", slots=2, progress=None) as server:
         mine, others = NodeLoader(lanes, name="t", peers=2, framework="numpy"), NodeLoader(lanes, name="t", peers=2, framework="numpy")
-        want, _ = expected(lanes, batches=30)
+        want, _ = expected(lanes, batches=80)
         kept = []
-        for _ in range(30):
-            batch = next(mine)
+        for _ in range(80):
+            batch = mine.next(60)
             kept.append((batch.numpy("input_ids"), batch))
-            next(others)
+            others.next(60)
         copies = [ids.copy() for ids, _ in kept]
         assert [b.hashes.tolist() for _, b in kept] == [hashes for _, _, hashes in want]
         arrays = [ids for ids, _ in kept]
@@ -198,6 +202,52 @@ def test_a_seek_and_a_load_move_all_peers_of_a_rank_and_who_stays_is_told(folder
         b.load_state_dict(state)
         assert [next(b).hashes.tolist() for _ in range(2)] == [want[51][2], want[52][2]]
         assert next(a).hashes.tolist() == want[51][2], "a place that is there moves nobody"
+
+
+def starve(loader):
+    """Takes batches until none comes any more; how many, and what it says then."""
+    for count in range(1000):
+        try:
+            loader.next(2)
+        except errors.Timeout as error:
+            return count, str(error)
+    raise AssertionError("it goes on")
+
+
+def test_a_new_run_waits_for_the_peers_of_the_one_before(folder, lanes):
+    with Server(lanes, name="t", progress=None):
+        # Nobody has said that there are two.
+        a, b = (NodeLoader(lanes, name="t", framework="numpy") for _ in range(2))
+        assert (next(a).step, next(b).step) == (0, 0)
+        a.seek(50)
+        count, said = starve(a)
+        assert 1 <= count <= 3 and "1 peers of this rank have not come yet" in said
+        b.seek(50)
+        assert [next(loader).step for loader in (b, b, b, b, a)] == [50, 51, 52, 53, 50 + count]
+
+
+def test_a_peer_that_takes_its_place_twice_is_not_the_second_peer(folder, lanes):
+    with Server(lanes, name="t", peers=2, progress=None):
+        a = NodeLoader(lanes, name="t", peers=2, framework="numpy")
+        assert next(a).step == 0
+        a.seek(0)
+        count, said = starve(a)
+        assert 1 <= count <= 3 and "1 peers of this rank have not come yet" in said
+        b = NodeLoader(lanes, name="t", peers=2, framework="numpy")
+        assert [next(loader).step for loader in (b, b, b, b, a)] == [0, 1, 2, 3, count]
+
+
+def test_a_state_with_other_weights_is_another_run_though_its_place_is_there(folder, lanes):
+    here = Loader(lanes, framework="numpy")
+    with Server(lanes, name="t", progress=None):
+        there = NodeLoader(lanes, name="t", framework="numpy")
+        for _ in range(5):
+            assert next(there).hashes.tolist() == next(here).hashes.tolist()
+        here.set_mixture({"wiki": 0.1, "news": 0.9}, 5)
+        there.load_state_dict(here.state_dict())
+        found = [next(there).hashes.tolist() for _ in range(40)]
+        assert found == [next(here).hashes.tolist() for _ in range(40)]
+        assert found != [hashes for _, _, hashes in expected(lanes, batches=45)[0][5:]]
 
 
 def test_the_weights_of_the_mixture_can_be_set_for_all_ranks(folder, lanes):
@@ -364,11 +414,76 @@ def test_the_commands_show_and_stop_it(node, lanes):
     server.send_signal(signal.SIGKILL)
     server.wait()
     swept = subprocess.run([_native.find_program(), "clean"], env=node.env, capture_output=True, text=True)
-    assert "node-x.sock" in swept.stdout
+    assert "node-x.sock: of a node loader that was killed" in swept.stdout and "node-x.lock" in swept.stdout
+    assert not list(node.folder.glob("node-x*"))
     server = serve(node, lanes, "--name", "x")
+    swept = subprocess.run([_native.find_program(), "clean"], env=node.env, capture_output=True, text=True)
+    assert swept.stdout == "" and sorted(p.name for p in node.folder.glob("node-x*")) == ["node-x.lock", "node-x.sock"], "it lives"
     stopped = subprocess.run([_native.find_program(), "stop", "--node", "x"], env=node.env, capture_output=True, text=True)
     assert stopped.returncode == 0 and server.wait(30) == 0
     assert not list(node.folder.glob("node-x*"))
+
+
+def numbers_of(node):
+    """What ``laneway metrics --json`` says of servers and loaders, once a file was written."""
+    done = subprocess.run([_native.find_program(), "metrics", "--json"], env=node.env, capture_output=True, text=True)
+    return json.loads(done.stdout) if done.returncode == 0 else {"nodes": [], "loaders": []}
+
+
+def test_server_and_peers_are_counted_in_their_processes_and_told_to_others(node, lanes):
+    log = node.folder / "serve.log"
+    server = serve(node, lanes, "--ranks", "2", "--peers", "3", "--metrics-port", "0", stderr=log.open("w"))
+    page = re.search(r"metrics at (http://127.0.0.1:\d+/metrics)", log.read_text())[1]
+    here, there = Loader(lanes, 0, 2, framework="numpy"), NodeLoader(lanes, 0, 2, peers=3, framework="numpy")
+    rank = lambda: next((e["counters"] for e in numbers_of(node)["nodes"] if e.get("rank") == 0), {})  # noqa: E731
+    wait_until(lambda: next(there) is not None and rank().get("awaited") == 2, "the rank's first numbers")
+    assert rank()["peers"] == 1 and rank()["slots_in_use"] >= 1
+    victim = peer(node, lanes, 0, 2, batches=100_000, state=there.state_dict(), pause_s=0.01)
+    short = peer(node, lanes, 0, 2, batches=1, state=there.state_dict())
+    wait_until(lambda: said(victim) and next(there) and rank().get("left") == 1, "one that leaves")
+    assert short.wait(60) == 0 and rank()["deaths"] == 0
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    wait_until(lambda: next(there) and rank().get("deaths") == 1, "one that is killed")
+    step = next(there).step
+    for _ in range(step + 1):
+        next(here)
+    # The peer counts what it got, as an in-process loader does.
+    entries = laneway.metrics()["loaders"]
+    at = [e for e in entries if e["ranks"] == 2 and e["counters"]["step"] == step + 1]
+    [mine], [own] = ([e for e in at if e.get("node") == name] for name in ("default", None))
+    same = ("batches", "rows", "tokens", "padding", "dataset_tokens", "step")
+    assert [mine["counters"][key] for key in same] == [own["counters"][key] for key in same]
+    assert mine["counters"].keys() == {*same, "waited_ns"} and mine["counters"]["waited_ns"] > 0
+    assert f'laneway_loader_batches_total{{node="default",rank="0",ranks="2",pid="{os.getpid()}"}} {step + 1}\n' in laneway.metrics_text()
+    # The server counts what it made: that, and what lies ready.
+    numbers = rank()
+    made = numbers["batches"]
+    assert step < made <= step + 1 + 3 and numbers["ready"] <= 3 and numbers["ready"] < numbers["slots"]
+    assert numbers["tokens"] == sum(numbers["dataset_tokens"].values()) and numbers["rows"] == 4 * made
+    assert (numbers["runs"], numbers["joined"], numbers["peers"], numbers["awaited"]) == (1, 3, 1, 0)
+    assert min(numbers["making_ns"], numbers["full_ns"], numbers["documents"]) > 0
+    [process] = [e["counters"] for e in numbers_of(node)["nodes"] if "rank" not in e]
+    listed = re.findall(r"^\| `(\w+)` \| `laneway_node_", PAGE.read_text(), re.MULTILINE)
+    assert process.keys() | numbers.keys() == set(listed) and process["connections"] >= 1 and process["bytes_read"] > 0
+    with urllib.request.urlopen(page, timeout=20) as answer:
+        text = answer.read().decode()
+    assert f'laneway_node_peers{{node="default",rank="0",ranks="2",pid="{server.pid}"}} 1\n' in text and "laneway_loader" not in text
+    shown = subprocess.run([_native.find_program(), "top", "--once"], env=node.env, capture_output=True, text=True).stdout
+    assert re.search(rf"^default +{server.pid} +0/2 +\d+ ", shown, re.MULTILINE), shown
+    wait_until(lambda: next(there) and any(e.get("node") for e in numbers_of(node)["loaders"]), "the peer's own file")
+    server.terminate()
+    assert server.wait(30) == 0 and not list((node.folder / "nodes").iterdir())
+
+
+def test_a_server_that_is_told_to_ends_when_nobody_has_been_there_for_so_long(node, lanes):
+    server = serve(node, lanes, "--exit-when-idle", "1.5")
+    loader = NodeLoader(lanes, framework="numpy")
+    assert next(loader).step == 0
+    time.sleep(4)
+    assert server.poll() is None and next(loader).step == 1, "somebody is there, though it asks for nothing"
+    loader.close()
+    assert server.wait(60) == 0
 
 
 def test_ctrl_c_ends_a_wait_for_a_server_and_for_a_batch(node, lanes):

@@ -1,4 +1,4 @@
-//! Numbers of everything that this process has open: students, workers, loaders, brokers. Whoever is opened registers here, weakly; nothing is counted twice
+//! Numbers of everything that this process has open: students, workers, loaders, node loaders' servers, brokers. Whoever is opened registers here, weakly; nothing is counted twice
 //! and nothing runs in the background.
 //!
 //! | file | what it is for |
@@ -7,7 +7,7 @@
 //! | `text` | numbers as Prometheus' text format |
 //! | `serve` | a listener that answers with them |
 //!
-//! A snapshot is a JSON object: `{"version", "pid", "students": […], "workers": […], "loaders": […], "brokers": […]}`. An entry has what tells it from
+//! A snapshot is a JSON object: `{"version", "pid", "students": […], "workers": […], "loaders": […], "nodes": […], "brokers": […]}`. An entry has what tells it from
 //! others (`group` and `rank`, say) and `counters`, an object.
 
 mod names;
@@ -37,13 +37,15 @@ pub enum Noun {
     Worker,
     /// An entry of `loaders`.
     Loader,
+    /// An entry of `nodes`: the server of a node loader, or one of its ranks.
+    Node,
     /// An entry of `brokers`.
     Broker,
 }
 
 impl Noun {
     /// All of them.
-    pub const ALL: [Noun; 4] = [Noun::Student, Noun::Worker, Noun::Loader, Noun::Broker];
+    pub const ALL: [Noun; 5] = [Noun::Student, Noun::Worker, Noun::Loader, Noun::Node, Noun::Broker];
 
     /// The snapshot's key.
     pub fn key(self) -> &'static str {
@@ -51,6 +53,7 @@ impl Noun {
             Noun::Student => "students",
             Noun::Worker => "workers",
             Noun::Loader => "loaders",
+            Noun::Node => "nodes",
             Noun::Broker => "brokers",
         }
     }

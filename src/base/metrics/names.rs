@@ -48,7 +48,7 @@ const fn by(label: &'static str, metric: Metric) -> Metric {
     Metric { by: Some(label), ..metric }
 }
 
-use Noun::{Broker, Loader, Student, Worker};
+use Noun::{Broker, Loader, Node, Student, Worker};
 
 /// All of them.
 pub const METRICS: &[Metric] = &[
@@ -118,6 +118,32 @@ pub const METRICS: &[Metric] = &[
     ),
     gauge(Loader, "dropped_tokens", "laneway_loader_dropped_tokens", "Tokens of the dropped documents since then"),
     count(Loader, "bytes_read", "laneway_loader_read_bytes_total", "Bytes of the datasets' files that were read for documents"),
+    gauge(Node, "connections", "laneway_node_connections", "Connections that are open: peers, and whoever asks"),
+    count(Node, "turned_away", "laneway_node_turned_away_connections_total", "Connections of other users, and beyond 4096"),
+    count(Node, "bytes_read", "laneway_node_read_bytes_total", "Bytes of the datasets' files that were read for documents"),
+    count(Node, "batches", "laneway_node_batches_total", "Batches made"),
+    count(Node, "rows", "laneway_node_rows_total", "Rows made"),
+    count(Node, "tokens", "laneway_node_tokens_total", "Tokens in them, padding left out"),
+    count(Node, "padding", "laneway_node_padding_tokens_total", "Positions in them that hold no token"),
+    by("dataset", count(Node, "dataset_tokens", "laneway_node_dataset_tokens_total", "Tokens in them, by dataset: the mixture as it was made")),
+    nanoseconds(count(Node, "making_ns", "laneway_node_making_seconds_total", "Time spent making batches, or waiting for threads that do")),
+    nanoseconds(count(Node, "full_ns", "laneway_node_full_seconds_total", "Time without room for a batch: peers had not taken those that lie ready")),
+    gauge(Node, "step", "laneway_node_next_step", "The step of the next batch to be made"),
+    gauge(Node, "epoch", "laneway_node_epoch", "Epoch of the dataset and lane that is behind all others"),
+    gauge(Node, "ready_rows", "laneway_node_ready_rows", "Rows made that are in no batch yet"),
+    gauge(Node, "ready", "laneway_node_ready_batches", "Batches that lie ready for the slowest peer"),
+    gauge(Node, "slots", "laneway_node_slots", "Slots that have memory"),
+    gauge(Node, "slots_in_use", "laneway_node_slots_in_use", "Slots whose batch a peer has not taken, or still holds"),
+    gauge(Node, "peers", "laneway_node_peers", "Peers that have a seat"),
+    gauge(Node, "awaited", "laneway_node_awaited_peers", "Peers that have not come yet: what they read first is kept for them"),
+    count(Node, "joined", "laneway_node_joined_peers_total", "Times that a peer took its place"),
+    count(Node, "left", "laneway_node_left_peers_total", "Peers that left by themselves"),
+    count(Node, "deaths", "laneway_node_peer_deaths_total", "Peers that died"),
+    count(Node, "runs", "laneway_node_runs_total", "Runs begun: at the start, and each time that a peer wanted another place"),
+    gauge(Node, "documents", "laneway_node_documents", "Documents packed since the run began"),
+    gauge(Node, "truncated_tokens", "laneway_node_truncated_tokens", "Tokens cut off long documents since then"),
+    by("reason", gauge(Node, "left_out", "laneway_node_left_out_documents", "Documents left out since then, by reason as for loaders")),
+    gauge(Node, "dropped_tokens", "laneway_node_dropped_tokens", "Tokens of the dropped documents since then"),
     gauge(Broker, "uptime_s", "laneway_broker_uptime_seconds", "How long it has been running"),
     gauge(Broker, "students", "laneway_broker_students", "Registered students"),
     gauge(Broker, "workers", "laneway_broker_workers", "Registered workers"),

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use std::fmt::Write;
 
 /// The fields of an entry that become labels; where an entry lacks one it has no such label.
-const LABELS: [&str; 8] = ["group", "rank", "ranks", "role", "lane", "worker_id", "host", "pid"];
+const LABELS: [&str; 9] = ["node", "group", "rank", "ranks", "role", "lane", "worker_id", "host", "pid"];
 
 /// The numbers of a snapshot, or of a broker's statistics, in which peers' own counters are under `report` and the broker's under `broker`. Metrics of
 /// which there are no numbers are left out.

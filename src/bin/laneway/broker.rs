@@ -85,13 +85,18 @@ fn run(options: &Options) -> Result<ExitCode> {
 
 /// A listener that asks the broker whenever it is asked.
 fn metrics(port: &str, frontend: &str) -> Result<metrics::Server> {
-    let port: u16 = port.parse().map_err(|_| Error::invalid(format!("--metrics-port '{port}': expected a port, 0 to 65535 (0: any)")))?;
     let frontend = frontend.to_owned();
-    metrics::Server::start(&format!("127.0.0.1:{port}"), move || {
+    listen(port, move || {
         let json = ask::stats(&frontend, Instant::now() + Duration::from_secs(2))?;
         let stats = serde_json::from_str(&json).map_err(|e| Error::new(Status::Corrupt, format!("statistics: {e}")))?;
         Ok(metrics::text(&stats))
     })
+}
+
+/// A listener for metrics at a port of this host.
+pub fn listen(port: &str, numbers: impl Fn() -> Result<String> + Send + 'static) -> Result<metrics::Server> {
+    let port: u16 = port.parse().map_err(|_| Error::invalid(format!("--metrics-port '{port}': expected a port, 0 to 65535 (0: any)")))?;
+    metrics::Server::start(&format!("127.0.0.1:{port}"), numbers)
 }
 
 fn serve(options: BrokerOptions, bound: impl FnOnce(&Result<Broker>) -> Result<()>) -> Result<()> {

@@ -4,8 +4,9 @@ use crate::args::{Command, Flag, Options, print};
 use laneway::base::{Error, Result};
 use laneway::exchange::broker::owner::{Life, Locked};
 use laneway::exchange::endpoints::Endpoints;
-use laneway::loader::{FOLDER, publisher};
+use laneway::loader::{FOLDERS, publisher};
 use laneway::os::{host, process, socket};
+use std::collections::BTreeSet;
 use std::fs::{self, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -13,10 +14,10 @@ use std::process::ExitCode;
 
 pub const COMMAND: Command = Command {
     name: "clean",
-    about: "Remove what dead brokers and students left behind\n\n\
-        That is: sockets and owner files of dead brokers and numbers of dead loaders in the directory, and files lw_* in /dev/shm whose names carry a process\n\
-        of this PID namespace that is dead. Only this user's files; where /dev/shm is shared between containers, run it in the\n\
-        one that made them.",
+    about: "Remove what dead brokers, students and loaders left behind\n\n\
+        That is, in the directory: sockets and owner files of dead brokers, sockets and locks of dead node loaders, numbers of dead\n\
+        loaders; and files lw_* in /dev/shm whose names carry a process of this PID namespace that is dead. Only this user's files;\n\
+        where /dev/shm is shared between containers, run it in the one that made them.",
     argument: None,
     flags: &[
         Flag { name: "--dir", value: Some("DIR"), help: "where brokers were (default: $LANEWAY_DIR, /tmp/laneway-<uid>)" },
@@ -36,10 +37,15 @@ fn run(options: &Options) -> Result<ExitCode> {
         None => Endpoints::default_dir()?,
     };
     let mut sweep = Sweep { dry: options.has("--dry-run"), said: String::new() };
+    sweep.nodes(&dir)?;
     sweep.brokers(&dir)?;
-    sweep.loaders(&dir.join(FOLDER));
+    FOLDERS.iter().for_each(|folder| sweep.numbers(&dir.join(folder)));
     sweep.shared_memory(Path::new("/dev/shm"))?;
     Ok(print(&sweep.said))
+}
+
+fn ends_with(path: &Path, extension: &str) -> bool {
+    path.extension().is_some_and(|e| e == extension)
 }
 
 fn ours(dir: &Path) -> Result<Vec<(PathBuf, Metadata)>> {
@@ -51,6 +57,29 @@ fn ours(dir: &Path) -> Result<Vec<(PathBuf, Metadata)>> {
 }
 
 impl Sweep {
+    /// `node-<name>.sock` and the `.lock` beside it, which whoever starts or ends under that name holds for the moment that it takes.
+    fn nodes(&mut self, dir: &Path) -> Result<()> {
+        let named = |path: &Path| path.file_name().is_some_and(|n| n.to_string_lossy().starts_with("node-"));
+        let ours = ours(dir)?;
+        let both =
+            ours.iter().filter(|(p, m)| named(p) && (m.is_file() && ends_with(p, "lock") || m.file_type().is_socket() && ends_with(p, "sock")));
+        for base in both.map(|(path, _)| path.with_extension("")).collect::<BTreeSet<_>>() {
+            // Not `with_extension`: a name may have dots.
+            let [socket, lock] = ["sock", "lock"].map(|kind| PathBuf::from(format!("{}.{kind}", base.display())));
+            let _locked = match Locked::open(&lock, false) {
+                Ok(locked) => locked,
+                Err(e) => {
+                    self.said += &format!("kept {}: {e}\n", lock.display());
+                    continue;
+                }
+            };
+            if !socket::is_listening(&socket) {
+                [socket, lock].iter().filter(|path| path.exists()).for_each(|path| self.remove(path, "of a node loader that was killed"));
+            }
+        }
+        Ok(())
+    }
+
     /// Owner files first: they say whose the sockets are. What no owner file names is a left-over if nobody listens.
     fn brokers(&mut self, dir: &Path) -> Result<()> {
         for (path, _) in ours(dir)?.iter().filter(|(p, m)| m.is_file() && (p.ends_with("owner.json") || p.extension().is_some_and(|e| e == "owner")))
@@ -91,7 +120,7 @@ impl Sweep {
     }
 
     /// `<pid hex>_<start time hex>_<hex>.json`, and its draft.
-    fn loaders(&mut self, dir: &Path) {
+    fn numbers(&mut self, dir: &Path) {
         for (path, _) in ours(dir).unwrap_or_default().iter().filter(|(_, m)| m.is_file()) {
             if let Some((pid, start)) = publisher(path)
                 && !process::is_alive(pid, start)

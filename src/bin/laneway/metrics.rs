@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 pub const COMMAND: Command = Command {
     name: "metrics",
-    about: "Print the numbers of broker, students, workers and loaders once\n\n\
-        In Prometheus' text format, or as JSON. Students and workers are those that the broker knows; loaders are this user's, whatever\n\
-        process they are in, with or without a broker. docs/metrics.md explains each number.",
+    about: "Print the numbers of broker, students, workers, loaders and node loaders once\n\n\
+        In Prometheus' text format, or as JSON. Students and workers are those that the broker knows; loaders, and the servers\n\
+        of node loaders, are this user's, whatever process they are in, with or without a broker. docs/metrics.md explains each number.",
     argument: None,
     flags: &[
         Flag { name: "--dir", value: Some("DIR"), help: "where the broker's sockets are (default: $LANEWAY_DIR, /tmp/laneway-<uid>)" },
@@ -29,18 +29,21 @@ pub const COMMAND: Command = Command {
 /// How long a broker may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The broker's statistics, to which the loaders are added; those alone if no broker answers, and its error if there are none either.
+/// The broker's statistics, to which loaders and servers are added; those alone if no broker answers, and its error if there are none either.
 pub fn gather(options: &Options) -> Result<Value> {
     let frontend = endpoints(options)?.frontend;
     // Who names no broker may have none: then loaders are reason enough not to wait.
-    let loaders = loader::published(&dir(options)?);
-    let patience = if loaders.is_empty() || options.get("--frontend").is_some() { PATIENCE } else { Duration::from_millis(200) };
+    let dir = dir(options)?;
+    let [loaders, nodes] = loader::FOLDERS.map(|folder| loader::published(&dir, folder));
+    let alone = loaders.is_empty() && nodes.is_empty();
+    let patience = if alone || options.get("--frontend").is_some() { PATIENCE } else { Duration::from_millis(200) };
     let mut numbers = match ask::stats(&frontend, Instant::now() + patience) {
         Ok(json) => serde_json::from_str(&json).map_err(|e| Error::new(Status::Corrupt, format!("statistics: {e}")))?,
-        Err(e) if loaders.is_empty() => return Err(e),
+        Err(e) if alone => return Err(e),
         Err(_) => json!({"version": env!("CARGO_PKG_VERSION")}),
     };
     numbers["loaders"] = loaders.into();
+    numbers["nodes"] = nodes.into();
     Ok(numbers)
 }
 

@@ -1,8 +1,9 @@
 //! `laneway serve`: the node loader, until it is told to stop.
 
 use crate::args::{Command, Flag, Options};
-use crate::broker::{in_background, log_to_stderr};
+use crate::broker::{in_background, listen, log_to_stderr};
 use crate::recipe::{CACHE, THREADS, loader_options, number};
+use laneway::base::metrics;
 use laneway::base::{Error, Result, Status};
 use laneway::loader::node::{DEFAULT_NAME, Server, ServerOptions};
 use laneway::os::daemon::{self, Termination};
@@ -26,7 +27,10 @@ pub const COMMAND: Command = Command {
         Flag { name: "--peers", value: Some("N"), help: "processes a rank: its first batches are kept until so many have come (default: 1)" },
         Flag { name: "--slots", value: Some("N"), help: "batches that lie ready for the slowest peer, 1 to 32 (default: 3)" },
         Flag { name: "--prefetch", value: Some("STEPS"), help: "steps made ahead of those (default: 1)" },
+        Flag { name: "--group", value: Some("NAME"), help: "of a recipe with a [generate]: the job's name at the teachers' broker" },
+        Flag { name: "--rows-only", value: None, help: "of a recipe with a [generate]: ask no teachers" },
         Flag { name: "--exit-when-idle", value: Some("SECONDS"), help: "end when nobody has been connected for so long" },
+        Flag { name: "--metrics-port", value: Some("PORT"), help: "answer GET /metrics at 127.0.0.1:PORT, for Prometheus (default: nowhere)" },
         Flag { name: "--log", value: Some("LEVEL"), help: "trace, debug, info, warning, error or off (default: info)" },
         Flag { name: "--embedded", value: None, help: "go to the background once it serves; ends 10 s after everybody has gone" },
         CACHE,
@@ -46,6 +50,9 @@ fn run(options: &Options) -> Result<ExitCode> {
         return Err(Error::invalid(format!("the recipe names the function '{name}', which this program does not have; {hint}")));
     }
     daemon::raise_file_limit();
+    if embedded && options.has("--metrics-port") {
+        return Err(Error::invalid("--metrics-port with --embedded: start the server without --embedded to give it a port"));
+    }
     if embedded {
         return in_background("the node loader", move |bound| {
             let termination = Termination::block()?;
@@ -57,6 +64,8 @@ fn run(options: &Options) -> Result<ExitCode> {
     }
     let termination = Termination::block()?;
     let server = Server::start(recipe, server, &[], &[])?;
+    // After the signals were blocked: they are for this thread.
+    let _listener = options.get("--metrics-port").map(|port| listen(port, || Ok(metrics::text(&metrics::snapshot())))).transpose()?;
     println!("serving at {}", server.path().display());
     serve(server, termination, std::io::stderr().is_terminal());
     Ok(ExitCode::SUCCESS)
@@ -74,6 +83,14 @@ fn read(file: &str) -> Result<Recipe> {
 fn server_options(options: &Options) -> Result<ServerOptions> {
     let mut loader = loader_options(options)?;
     loader.prefetch = number(options, "--prefetch")?.unwrap_or(loader.prefetch);
+    if options.has("--rows-only") {
+        loader.generate = None;
+    }
+    match (options.get("--group"), &mut loader.generate, options.has("--rows-only")) {
+        (Some(_), _, true) => return Err(Error::invalid("--group with --rows-only: nobody is asked there")),
+        (Some(group), Some(generate), false) => generate.group = Some(group.into()),
+        _ => {}
+    }
     let idle = options.seconds("--exit-when-idle")?;
     let defaults = ServerOptions::default();
     Ok(ServerOptions {

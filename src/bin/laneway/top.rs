@@ -12,8 +12,10 @@ use std::time::{Duration, Instant};
 
 pub const COMMAND: Command = Command {
     name: "top",
-    about: "Show students, workers, loaders and their rates, live\n\n\
-        Loaders are this user's, in any process; they need no broker. Their WAIT is the part of the time that the trainer waits for them.\n\
+    about: "Show students, workers, loaders, node loaders and their rates, live\n\n\
+        Loaders are this user's, in any process; they need no broker. Their WAIT is the part of the time that the trainer waits for them;\n\
+        NODE names the server that makes a loader's batches. A server's FULL is the part of the time that it waits for its peers, `2 +1` peers\n\
+        are two that are there and one that is awaited, SLOTS those that a peer needs of those that have memory.\n\
         `slow` marks a worker that takes more than 4 times as long for a sample as the median of its generation's workers,\n\
         `silent` a peer that has not reported for 3 s, `stopped` one whose process is stopped.",
     argument: None,
@@ -44,7 +46,7 @@ fn run(options: &Options) -> Result<ExitCode> {
         let shown = match gather(options) {
             Ok(numbers) if options.has("--json") => format!("{numbers}\n"),
             Ok(numbers) => {
-                let text = show(&numbers) + &loaders(&numbers, before.as_ref());
+                let text = show(&numbers) + &loaders(&numbers, before.as_ref()) + &nodes(&numbers, before.as_ref());
                 before = Some((Instant::now(), numbers));
                 text
             }
@@ -62,29 +64,84 @@ fn run(options: &Options) -> Result<ExitCode> {
     }
 }
 
-/// The loaders, with rates since the look `before`.
-fn loaders(numbers: &Value, before: Option<&(Instant, Value)>) -> String {
-    let loader = |entry: &Value| {
-        let same = |other: &&Value| ["pid", "rank", "ranks"].iter().all(|key| other[key] == entry[key]);
-        let earlier = before.and_then(|(at, numbers)| Some((at.elapsed().as_secs_f64(), list(&numbers["loaders"]).find(same)?)));
-        let count = |entry: &Value, name: &str| entry["counters"][name].as_f64().unwrap_or(0.0);
-        let per_second = |name: &str| earlier.map(|(seconds, earlier)| (count(entry, name) - count(earlier, name)).max(0.0) / seconds);
-        let cell = |rate: Option<f64>, unit: &str| rate.map_or("-".into(), |r| format!("{r:.0}{unit}"));
-        let total: f64 = entry["counters"]["dataset_tokens"].as_object().into_iter().flatten().filter_map(|(_, n)| n.as_f64()).sum();
-        let share = |(name, n): (&String, &Value)| format!("{} {:.0}%", word(&json!(name)), 100.0 * n.as_f64().unwrap_or(0.0) / total.max(1.0));
-        let mixture: Vec<String> = entry["counters"]["dataset_tokens"].as_object().into_iter().flatten().map(share).collect();
-        let rank = format!("{}/{}", word(&entry["rank"]), word(&entry["ranks"]));
-        let counter = |name: &str| word(&entry["counters"][name]);
-        let waiting = cell(per_second("waited_ns").map(|ns| (ns / 1e7).min(100.0)), "%");
-        let (tokens, ready) = (cell(per_second("tokens"), ""), counter("ready_rows"));
-        vec![rank, word(&entry["pid"]), counter("step"), counter("epoch"), tokens, waiting, ready, counter("rows"), mixture.join(", ")]
-    };
-    let rows: Vec<_> = list(&numbers["loaders"]).map(loader).collect();
-    if rows.is_empty() {
-        return String::new();
+/// A look at the numbers, and when it was.
+type Look = (Instant, Value);
+
+/// Something whose rates since the look before are of interest: a loader, or a server's rank.
+struct Live<'a> {
+    entry: &'a Value,
+    earlier: Option<(f64, &'a Value)>,
+}
+
+impl<'a> Live<'a> {
+    fn all(numbers: &'a Value, key: &'static str, before: Option<&'a Look>) -> impl Iterator<Item = Live<'a>> {
+        list(&numbers[key]).map(move |entry| {
+            let same = |other: &&Value| ["pid", "node", "rank", "ranks"].iter().all(|key| other[key] == entry[key]);
+            let earlier = before.and_then(|(at, numbers)| Some((at.elapsed().as_secs_f64(), list(&numbers[key]).find(same)?)));
+            Live { entry, earlier }
+        })
     }
-    let headings = ["LOADER", " PID", " STEP", " EPOCH", " TOKENS/S", " WAIT", " READY ROWS", " ROWS", "MIXTURE"];
-    format!("\n{}", table(&headings, &rows))
+
+    fn counter(&self, name: &str) -> String {
+        word(&self.entry["counters"][name])
+    }
+
+    fn per_second(&self, name: &str) -> Option<f64> {
+        let count = |entry: &Value| entry["counters"][name].as_f64().unwrap_or(0.0);
+        self.earlier.map(|(seconds, earlier)| (count(self.entry) - count(earlier)).max(0.0) / seconds)
+    }
+
+    fn rate(&self, name: &str) -> String {
+        self.per_second(name).map_or("-".into(), |rate| format!("{rate:.0}"))
+    }
+
+    /// The part of the time that a counter of nanoseconds says.
+    fn part(&self, name: &str) -> String {
+        self.per_second(name).map_or("-".into(), |ns| format!("{:.0}%", (ns / 1e7).min(100.0)))
+    }
+
+    fn rank(&self) -> String {
+        format!("{}/{}", word(&self.entry["rank"]), word(&self.entry["ranks"]))
+    }
+
+    fn mixture(&self) -> String {
+        let parts = || self.entry["counters"]["dataset_tokens"].as_object().into_iter().flatten();
+        let total: f64 = parts().filter_map(|(_, n)| n.as_f64()).sum();
+        let share = |(name, n): (&String, &Value)| format!("{} {:.0}%", word(&json!(name)), 100.0 * n.as_f64().unwrap_or(0.0) / total.max(1.0));
+        parts().map(share).collect::<Vec<_>>().join(", ")
+    }
+}
+
+fn section(headings: &[&str], rows: &[Vec<String>]) -> String {
+    if rows.is_empty() { String::new() } else { format!("\n{}", table(headings, rows)) }
+}
+
+/// The loaders, with rates since the look `before`.
+fn loaders(numbers: &Value, before: Option<&Look>) -> String {
+    let cells = |l: Live<'_>| {
+        let (tokens, waiting) = (l.rate("tokens"), l.part("waited_ns"));
+        let [step, epoch, ready, rows] = ["step", "epoch", "ready_rows", "rows"].map(|name| l.counter(name));
+        vec![l.rank(), word(&l.entry["pid"]), word(&l.entry["node"]), step, epoch, tokens, waiting, ready, rows, l.mixture()]
+    };
+    let headings = ["LOADER", " PID", "NODE", " STEP", " EPOCH", " TOKENS/S", " WAIT", " READY ROWS", " ROWS", "MIXTURE"];
+    section(&headings, &Live::all(numbers, "loaders", before).map(cells).collect::<Vec<_>>())
+}
+
+/// The ranks of node loaders' servers.
+fn nodes(numbers: &Value, before: Option<&Look>) -> String {
+    let cells = |l: Live<'_>| {
+        let peers = match l.entry["counters"]["awaited"].as_u64() {
+            Some(n) if n > 0 => format!("{} +{n}", l.counter("peers")),
+            _ => l.counter("peers"),
+        };
+        let slots = ["slots_in_use", "slots"].map(|name| l.counter(name)).join("/");
+        let [step, epoch, ready, deaths] = ["step", "epoch", "ready", "deaths"].map(|name| l.counter(name));
+        let (tokens, full) = (l.rate("tokens"), l.part("full_ns"));
+        vec![word(&l.entry["node"]), word(&l.entry["pid"]), l.rank(), step, epoch, tokens, full, peers, ready, slots, deaths, l.mixture()]
+    };
+    let headings = ["NODE", " PID", " RANK", " STEP", " EPOCH", " TOKENS/S", " FULL", " PEERS", " READY", " SLOTS", " DEATHS", "MIXTURE"];
+    let ranks = Live::all(numbers, "nodes", before).filter(|l| !l.entry["rank"].is_null());
+    section(&headings, &ranks.map(cells).collect::<Vec<_>>())
 }
 
 fn show(stats: &Value) -> String {
@@ -223,6 +280,25 @@ mod tests {
             "{shown}"
         );
         assert!(loaders(&json!({"loaders": []}), None).is_empty());
+    }
+
+    #[test]
+    fn a_servers_ranks_are_shown_and_a_loader_says_whose_batches_it_takes() {
+        let counters = |tokens: u64| {
+            json!({"tokens": tokens, "full_ns": tokens * 1_000_000, "step": 12, "epoch": 2, "peers": 3, "awaited": 1, "ready": 2, "slots": 6,
+                "slots_in_use": 4, "deaths": 1, "dataset_tokens": {"web": 300}})
+        };
+        let at = |tokens: u64| {
+            let server = json!({"node": "n1", "pid": 9, "counters": {"connections": 5}});
+            let rank = json!({"node": "n1", "rank": 0, "ranks": 2, "pid": 9, "counters": counters(tokens)});
+            json!({"loaders": [{"node": "n1", "rank": 0, "ranks": 2, "pid": 7, "counters": {"step": 11}}], "nodes": [server, rank]})
+        };
+        let before = (Instant::now().checked_sub(Duration::from_secs(10)).unwrap(), at(0));
+        let words = |text: &str| text.lines().last().unwrap().split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let shown = nodes(&at(5000), Some(&before));
+        assert_eq!(words(&shown), ["n1", "9", "0/2", "12", "2", "500", "50%", "3", "+1", "2", "4/6", "1", "web", "100%"], "{shown}");
+        assert_eq!(shown.lines().count(), 3, "the process itself has no line: {shown}");
+        assert_eq!(words(&loaders(&at(0), None)), ["0/2", "7", "n1", "11", "-", "-", "-", "-", "-"]);
     }
 
     #[test]

@@ -6,7 +6,9 @@
 
 use super::agreement::Change;
 use super::message::{At, FromServer, pack, unpack};
+use super::numbers::RankNumbers;
 use super::server::{Connection, Shape, Shared};
+use crate::base::metrics::{self, Noun};
 use crate::base::{Error, Result, Status, Stop};
 use crate::loader::{Loader, about};
 use crate::os::clock;
@@ -15,26 +17,27 @@ use crate::segment::ring::{End, Publisher, Ring, SLOTS};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What connections want of a rank.
 pub enum Command {
     /// To stand somewhere.
     Join(Arc<Connection>, u32, At, Option<OwnedFd>),
-    /// Nothing any more.
-    Leave(u64),
+    /// Nothing any more; and whether it has died.
+    Leave(u64, bool),
     /// To know something.
     Ask(Arc<Connection>, Question),
-    /// Other weights.
-    SetMixture(Arc<Connection>, Change),
+    /// Other weights, or another model.
+    Set(Arc<Connection>, Change),
 }
 
 impl Command {
     fn asker(&self) -> Option<u64> {
         match self {
-            Command::Join(connection, ..) | Command::Ask(connection, _) | Command::SetMixture(connection, _) => Some(connection.id),
-            Command::Leave(_) => None,
+            Command::Join(connection, ..) | Command::Ask(connection, _) | Command::Set(connection, _) => Some(connection.id),
+            Command::Leave(..) => None,
         }
     }
 }
@@ -63,8 +66,6 @@ struct Inner {
     stop: bool,
     /// The connection for which something is being done.
     busy_for: Option<u64>,
-    /// Batches published, peers seated, peers awaited, next step: for whoever asks what the server is doing.
-    shown: [u64; 4],
 }
 
 impl Inbox {
@@ -75,7 +76,7 @@ impl Inbox {
     /// Puts a command in and wakes the feed.
     pub fn put(&self, command: Command) {
         let mut inner = self.inner();
-        if let Command::Leave(id) = command
+        if let Command::Leave(id, _) = command
             && inner.busy_for == Some(id)
         {
             // A seek of hours for somebody who has gone would keep everybody else waiting.
@@ -106,11 +107,6 @@ impl Inbox {
         inner.stop = true;
         inner.ring.iter().for_each(|ring| ring.knock());
         self.filled.notify_one();
-    }
-
-    /// Batches published, peers seated, peers awaited, next step.
-    pub fn shown(&self) -> [u64; 4] {
-        self.inner().shown
     }
 }
 
@@ -143,18 +139,28 @@ pub struct Feed {
     /// Peers of older runs that have not said yet what they want, and how many more are expected.
     awaited: BTreeSet<u64>,
     expected: u32,
+    numbers: Arc<RankNumbers>,
+}
+
+/// A feed that runs.
+pub struct Running {
+    pub inbox: Arc<Inbox>,
+    pub thread: std::thread::JoinHandle<()>,
+    pub numbers: Arc<RankNumbers>,
 }
 
 impl Feed {
     /// A pipeline of that rank at the stream's beginning, on a thread of its own until it is told to stop.
-    pub fn start(shared: &Arc<Shared>, rank: u32, shape: &Shape) -> Result<(Arc<Inbox>, std::thread::JoinHandle<()>)> {
+    pub fn start(shared: &Arc<Shared>, rank: u32, shape: &Shape) -> Result<Running> {
         let inbox = Arc::new(Inbox::default());
         let loader = shared.assemble(rank, shape, &inbox.interrupt)?;
         let most = loader.recipe().batch.global_batch.pairs().iter().map(|(step, _)| loader.schedule().rows_at(*step));
         let rows = most.map(|each| loader.rank().microbatch_rows(each)).max().unwrap_or(1);
-        let layout = Arc::new(SlotLayout::new(rows, loader.shape(), loader.rank().lanes.len() as u32)?);
+        let layout = Arc::new(SlotLayout::new(rows, loader.shape(), loader.rank().lanes.len() as u32, shared.taught())?);
         let publisher = Publisher::create(layout.bytes(), layout.fixed_bytes())?;
         inbox.inner().ring = Some(publisher.ring().clone());
+        let numbers = Arc::new(RankNumbers::new(&shared.options.name, rank, shape.ranks, loader.meter.clone()));
+        metrics::register(Noun::Node, &numbers);
         let mut feed = Feed {
             shared: shared.clone(),
             inbox: inbox.clone(),
@@ -169,10 +175,11 @@ impl Feed {
             peers: BTreeMap::new(),
             awaited: BTreeSet::new(),
             expected: shared.options.peers.max(shape.peers),
+            numbers: numbers.clone(),
         };
         feed.begin();
         let thread = std::thread::Builder::new().name(format!("lw-rank-{rank}")).spawn(move || feed.run());
-        Ok((inbox, thread.map_err(|e| Error::io("starting a thread", e))?))
+        Ok(Running { inbox, thread: thread.map_err(|e| Error::io("starting a thread", e))?, numbers })
     }
 
     /// A run begins where the loader is.
@@ -181,7 +188,8 @@ impl Feed {
         self.stands.clear();
         self.stands.push_back(Stand { number: 0, step, microbatch, marks: self.loader.marks().to_vec() });
         (self.over, self.failed) = (false, false);
-        self.shared.agreement.stands(self.rank, step + u64::from(microbatch > 0), self.loader.mixture());
+        self.numbers.runs.fetch_add(1, Ordering::Relaxed);
+        self.shared.agreement.stands(self.rank, step + u64::from(microbatch > 0), Change::of(&self.loader));
         self.await_peers();
     }
 
@@ -191,14 +199,9 @@ impl Feed {
 
     fn run(mut self) {
         loop {
+            self.count();
             let (commands, stop) = {
                 let mut inner = self.inbox.inner();
-                inner.shown = [
-                    self.publisher.head(),
-                    u64::from(self.publisher.seated()),
-                    self.awaited.len() as u64 + u64::from(self.expected),
-                    self.loader.step(),
-                ];
                 (std::mem::take(&mut inner.commands), inner.stop)
             };
             if stop {
@@ -225,9 +228,25 @@ impl Feed {
         self.shared.agreement.leaves(self.rank);
     }
 
+    /// For whoever asks what the rank is doing.
+    fn count(&self) {
+        let (in_use, slots) = self.publisher.slots_in_use();
+        let set = |number: &AtomicU64, value: u64| number.store(value, Ordering::Relaxed);
+        set(&self.numbers.made, self.publisher.head());
+        set(&self.numbers.step, self.loader.step());
+        set(&self.numbers.peers, u64::from(self.publisher.seated()));
+        set(&self.numbers.awaited, self.awaited.len() as u64 + u64::from(self.expected));
+        set(&self.numbers.slots, slots);
+        set(&self.numbers.slots_in_use, in_use);
+        set(&self.numbers.ready, self.publisher.ready());
+    }
+
     fn wait(&self) {
         if !self.over {
-            return self.publisher.wait(self.shared.options.slots, clock::SLICE);
+            let began = Instant::now();
+            self.publisher.wait(self.shared.options.slots, clock::SLICE);
+            self.numbers.full_ns.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
+            return;
         }
         let inner = self.inbox.inner();
         if inner.commands.is_empty() && !inner.stop {
@@ -242,8 +261,8 @@ impl Feed {
         }
         let Some(slot) = self.publisher.slot(self.shared.options.slots)? else { return Ok(false) };
         let (step, _) = self.loader.place();
-        for (from, weights) in self.shared.agreement.begins(self.rank, step) {
-            self.loader.set_mixture(weights, from)?;
+        for change in self.shared.agreement.begins(self.rank, step) {
+            change.set(&mut self.loader)?;
         }
         let batch = match self.loader.next(Some(clock::instant(clock::after(SLICE)))) {
             Ok(Some(batch)) => batch,
@@ -259,7 +278,7 @@ impl Feed {
         };
         let now = self.loader.marks().to_vec();
         let before = &self.stands.back().expect("a run has a beginning").marks;
-        self.layout.write(&batch, before, &now, self.publisher.bytes(slot))?;
+        self.layout.write(&batch, self.publisher.wanted(), before, &now, self.publisher.bytes(slot))?;
         self.publisher.publish(slot);
         let (step, microbatch) = self.loader.place();
         self.stands.push_back(Stand { number: self.publisher.head(), step, microbatch, marks: now });
@@ -271,7 +290,7 @@ impl Feed {
 
     fn obey(&mut self, command: Command) {
         match command {
-            Command::Leave(id) => self.leave(id),
+            Command::Leave(id, died) => self.leave(id, died),
             Command::Join(connection, peers, at, state) => {
                 let answer = self.join(&connection, peers, at, state);
                 // A peer whose buffer is full does not read what it asked for.
@@ -289,18 +308,24 @@ impl Feed {
                 };
                 connection.answer(text);
             }
-            Command::SetMixture(connection, change) => {
-                let set = || self.loader.set_mixture(change.1.clone(), change.0);
+            Command::Set(connection, change) => {
+                let set = || change.clone().set(&mut self.loader);
                 let done = self.shared.agreement.propose(self.rank, change.clone(), set);
                 connection.answer(done.map(|()| String::new()));
             }
         }
     }
 
-    fn leave(&mut self, id: u64) {
-        if let Some(Some(seat)) = self.peers.remove(&id) {
+    fn leave(&mut self, id: u64, died: bool) {
+        let Some(seat) = self.peers.remove(&id) else { return };
+        let mut died = died;
+        if let Some(seat) = seat {
+            // Whoever leaves says so in its seat first, even if its process ends right then.
+            died = !self.publisher.has_left(seat);
             self.publisher.vacate(seat);
         }
+        let count = if died { &self.numbers.deaths } else { &self.numbers.left };
+        count.fetch_add(1, Ordering::Relaxed);
         self.awaited.remove(&id);
         self.await_peers();
     }
@@ -310,7 +335,8 @@ impl Feed {
         let others = self.peers.keys().any(|id| *id != connection.id);
         let mut own_state = false;
         let number = match at {
-            At::Start if self.whole && !self.failed && self.publisher.oldest() == 0 => 0,
+            // What was made before a failure is for all who are still here, and the failure after it.
+            At::Start if self.whole && (!self.failed || others) && self.publisher.oldest() == 0 => 0,
             At::Start if others && !self.failed => {
                 let step = self.loader.step();
                 let hint = "say how many peers a rank has (peers) so that its beginning is kept for all, or load the state of the others";
@@ -320,8 +346,9 @@ impl Feed {
                 ));
             }
             At::Start => {
-                let fresh = self.shared.assemble(self.rank, &connection.shape()?, &self.inbox.interrupt)?;
+                let mut fresh = self.shared.assemble(self.rank, &connection.shape()?, &self.inbox.interrupt)?;
                 self.restart(connection, peers, false, true, |loader| {
+                    fresh.count_on(loader);
                     *loader = fresh;
                     Ok(())
                 })?
@@ -336,8 +363,8 @@ impl Feed {
                 self.loader.fits(&state)?;
                 own_state = true;
                 let place = (state.meta.step, state.meta.within.map_or(0, |w| w.microbatch));
-                let same = state.meta.mixture == self.loader.mixture();
-                match self.stand_at(place.0, place.1).or_else(|| self.ahead(place).filter(|_| again)).filter(|_| same) {
+                let same = state.meta.mixture == self.loader.mixture() && state.meta.models == self.loader.models();
+                match self.stand_at(place.0, place.1).or_else(|| self.ahead(place).filter(|_| again && !self.failed)).filter(|_| same) {
                     Some(number) => number,
                     None => self.restart(connection, peers, again, false, |loader| loader.load(&state))?,
                 }
@@ -368,6 +395,7 @@ impl Feed {
         if !self.awaited.remove(&connection.id) && !known {
             self.expected = self.expected.saturating_sub(1);
         }
+        self.numbers.joined.fetch_add(1, Ordering::Relaxed);
         self.await_peers();
         Ok(seat)
     }

@@ -66,6 +66,15 @@ pub enum ToServer {
         /// From when.
         from_step: u64,
     },
+    /// Another model for teachers from a step on.
+    SetModel {
+        /// Its name.
+        model_id: String,
+        /// Its configuration, a JSON object, if it has one.
+        model_cfg: Option<serde_json::Value>,
+        /// From when.
+        from_step: u64,
+    },
     /// What the server is doing.
     Status {},
     /// The server shall end.

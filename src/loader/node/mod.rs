@@ -7,6 +7,7 @@
 //! | `message` | what is said there |
 //! | `server` | the process's side: connections, and which rank each belongs to |
 //! | `feed` | one rank's pipeline, its ring, and who sits there |
+//! | `numbers` | what a server counts |
 //! | `agreement` | weights of the mixture that are set during the run, by all ranks from one step on |
 //! | `peer` | the other side: a loader whose batches come from there |
 //! | `link` | its connection |
@@ -16,6 +17,7 @@ mod door;
 mod feed;
 mod link;
 mod message;
+mod numbers;
 mod peer;
 mod server;
 

@@ -8,9 +8,10 @@ use super::server::Description;
 use crate::base::{Error, Result, Status, Stop};
 use crate::exchange::spin::Spin;
 use crate::loader::about::About;
-use crate::loader::{Options, Parts, Progress, ProgressFn};
+use crate::loader::meter::Meter;
+use crate::loader::{Options, Parts, Progress, ProgressFn, Stats};
 use crate::os::clock;
-use crate::pipeline::{Batch, BatchShape, Buffers, Checkpoint, Mark, Meta, SlotLayout, WithinStep};
+use crate::pipeline::{Batch, BatchShape, Buffers, Checkpoint, Mark, Meta, ModelChange, SlotLayout, WithinStep};
 use crate::plan::{BatchSchedule, RankLanes};
 use crate::recipe::{Recipe, difference};
 use crate::segment::ring::{Peer, Ring, Taken};
@@ -87,6 +88,7 @@ pub struct NodeLoader {
     steps: Option<Option<u64>>,
     buffers: Arc<Buffers>,
     spin: Spin,
+    meter: Arc<Meter>,
 }
 
 impl NodeLoader {
@@ -95,11 +97,10 @@ impl NodeLoader {
         let path = door::path(&options.name)?;
         let end = Instant::now() + options.patience;
         let (link, said) = loop {
-            let link = Link::open(&path, &options.name, end, &options.stop)?;
-            match described(&link) {
+            match Link::open(&path, &options.name, end, &options.stop).and_then(|link| described(&link).map(|said| (link, said))) {
                 // A server that ends just now may come back, like one that is not there yet.
                 Err(e) if e.status == Status::PeerDead && Instant::now() < end => {}
-                said => break (link, said?),
+                found => break found?,
             }
         };
         let served = Recipe::parse(&said.recipe, None)?;
@@ -116,8 +117,12 @@ impl NodeLoader {
             pad_token_id: said.about.pad_token_id,
             labels_across_documents: pack.labels_across_documents,
         };
-        let layout = Arc::new(SlotLayout::new(rows, shape, lanes.lanes.len() as u32)?);
+        let taught = served.generate.as_ref().filter(|_| said.teaches).map(|generate| Arc::new(generate.layout.clone()));
+        let layout = Arc::new(SlotLayout::new(rows, shape, lanes.lanes.len() as u32, taught)?);
         let spin = Spin::new(options.spin_us);
+        let names = served.datasets.iter().map(|dataset| dataset.spec.name.clone());
+        let meter = Arc::new(Meter::new(options.rank, options.ranks, Some(options.name.clone()), names));
+        meter.show();
         Ok(NodeLoader {
             path,
             recipe: served,
@@ -136,6 +141,7 @@ impl NodeLoader {
             steps: None,
             buffers: Arc::default(),
             spin,
+            meter,
             options,
         })
     }
@@ -171,6 +177,14 @@ impl NodeLoader {
     /// The next batch; `None` after the last. As `Loader::next`; and a server that has died is waited for: another of its name goes on exactly
     /// here. [`Status::PeerDead`] when none has come within the options' patience: nothing is lost, start one and call again.
     pub fn next(&mut self, deadline: Option<Instant>) -> Result<Option<Batch>> {
+        let _span = tracing::debug_span!("laneway.loader.next", step = self.step).entered();
+        let began = Instant::now();
+        let batch = self.take(deadline);
+        self.meter.called(began, self.step, || Ok(Stats::default()));
+        batch
+    }
+
+    fn take(&mut self, deadline: Option<Instant>) -> Result<Option<Batch>> {
         if self.recipe.is_finite() && self.steps.is_none() {
             // Which counts the stream first, and says how far it is.
             self.steps()?;
@@ -183,12 +197,18 @@ impl NodeLoader {
             match peer.take()? {
                 Taken::Batch(held) => {
                     let many = peer.held() > HELD;
-                    let batch = self.layout.read(held, &mut self.marks)?;
-                    let batch = if many { batch.detached(&self.buffers) } else { batch };
+                    let batch = self.layout.read(held, &mut self.marks, &self.buffers)?;
+                    let batch = if many { batch.detached() } else { batch };
                     return self.delivered(batch).map(Some);
                 }
                 Taken::Ended => return Ok(None),
-                Taken::Failed(error) => return Err(error),
+                Taken::Failed(error) => {
+                    if error.status != Status::Stale {
+                        // The next call tries again, where this loader stands.
+                        self.peer = None;
+                    }
+                    return Err(error);
+                }
                 Taken::Moved => match self.join_here(true) {
                     Err(e) if e.status == Status::PeerDead => self.leave(),
                     joined => joined?,
@@ -234,6 +254,7 @@ impl NodeLoader {
             let why = format!("step {}, microbatch {} came where step {}, microbatch {} was expected", place.0, place.1, self.step, self.microbatch);
             return Err(Error::new(Status::Corrupt, format!("the node loader '{}': {why}", self.options.name)));
         }
+        self.meter.deliver(batch.num_rows(), batch.length(), batch.pieces());
         self.microbatch += 1;
         if self.microbatch == batch.microbatches() {
             (self.step, self.microbatch) = (self.step + 1, 0);
@@ -372,7 +393,13 @@ impl NodeLoader {
         let until = Instant::now() + self.options.patience;
         if self.link.as_ref().is_none_or(|link| link.is_gone()) {
             self.leave();
-            self.link = Some(Arc::new(Link::open(&self.path, &self.options.name, until, &self.options.stop)?));
+            let link = loop {
+                match Link::open(&self.path, &self.options.name, until, &self.options.stop) {
+                    Err(e) if e.status == Status::PeerDead && Instant::now() < until => {}
+                    link => break link?,
+                }
+            };
+            self.link = Some(Arc::new(link));
         }
         Ok(())
     }
@@ -388,6 +415,22 @@ impl NodeLoader {
             meta.mixture.retain(|(step, _)| *step != from_step);
             meta.mixture.push((from_step, weights));
             meta.mixture.sort_by_key(|(step, _)| *step);
+        }
+        Ok(())
+    }
+
+    /// Has teachers make the rows from a step on with another model, as `Loader::set_model`, for all ranks of the node at once: none of them may
+    /// have begun that step. Each rank, and each peer, sets the same, so that its states say so.
+    pub fn set_model(&mut self, model_id: &str, model_cfg: Option<serde_json::Value>, from_step: u64) -> Result<()> {
+        if self.peer.is_none() {
+            self.come(None)?;
+        }
+        let change = ModelChange { from_step, model_id: model_id.into(), model_cfg: model_cfg.clone() };
+        self.question(&ToServer::SetModel { model_id: model_id.into(), model_cfg, from_step })?;
+        if let Some(meta) = &mut self.meta {
+            meta.models.retain(|m| m.from_step != from_step);
+            meta.models.push(change);
+            meta.models.sort_by_key(|m| m.from_step);
         }
         Ok(())
     }

@@ -1,23 +1,25 @@
 //! The node loader's process: it opens the data once, listens at the door, and has a feed for each rank that somebody has asked for.
 
-use super::agreement::Agreement;
+use super::agreement::{Agreement, Change};
 use super::door::Door;
-use super::feed::{Command, Feed, Inbox, Question};
+use super::feed::{Command, Feed, Question, Running};
 use super::message::{At, FromServer, ToServer, VERSION, pack};
-use crate::base::{Error, Result, Status, Stop};
+use crate::base::metrics::{self, Metered, Noun};
+use crate::base::{Error, Layout, Result, Status, Stop};
 use crate::exchange::door::{self, Arrived};
 use crate::loader::about::About;
+use crate::loader::page::{FOLDERS, Page};
 use crate::loader::{Loader, Options, Parts, Progress};
 use crate::os::event::Event;
 use crate::os::poller::Poller;
 use crate::os::{host, process, socket};
-use crate::pipeline::{Function, OperatorMaker};
+use crate::pipeline::{Function, ModelChange, OperatorMaker};
 use crate::recipe::Recipe;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -59,6 +61,8 @@ pub(super) struct Description {
     pub recipe: String,
     /// Where indexes are kept, if not beside the data.
     pub cache_dir: Option<PathBuf>,
+    /// Whether batches have what teachers make of their rows.
+    pub teaches: bool,
     pub about: About,
 }
 
@@ -81,6 +85,8 @@ pub struct Shared {
     wake: Event,
     stopped: AtomicBool,
     connections: Mutex<HashMap<u64, Arc<Connection>>>,
+    /// Connections that were not served.
+    turned_away: AtomicU64,
 }
 
 impl Shared {
@@ -101,11 +107,30 @@ impl Shared {
             stop: stop.clone(),
             ..self.options.loader.clone()
         };
-        Loader::assemble(self.parts.clone(), mine)
+        Loader::unseen(self.parts.clone(), mine)
+    }
+
+    /// What teachers make of a row, where they are asked.
+    pub fn taught(&self) -> Option<Arc<Layout>> {
+        self.parts.recipe.generate.as_ref().filter(|_| self.options.loader.generate.is_some()).map(|g| Arc::new(g.layout.clone()))
+    }
+
+    /// The process's entry of `nodes`.
+    fn entry(&self) -> serde_json::Value {
+        let counters = serde_json::json!({
+            "connections": self.connections().len(), "turned_away": self.turned_away.load(Ordering::Relaxed), "bytes_read": (self.parts.bytes_read)(),
+        });
+        serde_json::json!({ "node": self.options.name, "pid": process::pid(), "counters": counters })
     }
 
     fn connections(&self) -> MutexGuard<'_, HashMap<u64, Arc<Connection>>> {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Metered for Shared {
+    fn metrics(&self) -> Option<serde_json::Value> {
+        Some(self.entry())
     }
 }
 
@@ -175,11 +200,6 @@ impl Server {
         if options.ranks == Some(0) || options.local_ranks == Some(0) || options.peers > 64 {
             return Err(Error::invalid("ranks and local_ranks are at least 1, and a rank has at most 64 peers"));
         }
-        if recipe.generate.is_some() {
-            let message =
-                "the recipe has a [generate], and a server makes rows alone: open a loader on each rank, or take [generate] out and serve the rows";
-            return Err(Error::new(Status::Unsupported, message));
-        }
         let door = Door::bind(&options.name)?;
         let connections = Arc::new(Mutex::new(Vec::<std::sync::Weak<Connection>>::new()));
         let mut recipe = recipe;
@@ -188,7 +208,8 @@ impl Server {
         options.loader.progress = Some(told(options.loader.progress.clone(), connections.clone()));
         let parts = Parts::open_with(recipe, &options.loader, functions, operators)?;
         let cache_dir = options.loader.cache_dir.as_ref().map(std::path::absolute).transpose().map_err(|e| Error::io("cache_dir", e))?;
-        let description = Description { recipe: parts.recipe.to_toml(), cache_dir, about: About::of(&parts) };
+        let description =
+            Description { recipe: parts.recipe.to_toml(), cache_dir, teaches: options.loader.generate.is_some(), about: About::of(&parts) };
         let shared = Arc::new(Shared {
             options,
             agreement: Agreement::default(),
@@ -197,7 +218,9 @@ impl Server {
             wake: Event::new()?,
             stopped: AtomicBool::new(false),
             connections: Mutex::default(),
+            turned_away: AtomicU64::default(),
         });
+        metrics::register(Noun::Node, &shared);
         let path = door.path().to_owned();
         let keeper = Keeper::new(shared.clone(), door, connections)?;
         let thread = std::thread::Builder::new().name("lw-node".into()).spawn(move || keeper.run());
@@ -273,7 +296,8 @@ struct Keeper {
     poller: Poller,
     listeners: Listeners,
     shape: Option<Shape>,
-    feeds: BTreeMap<u32, (Arc<Inbox>, JoinHandle<()>)>,
+    feeds: BTreeMap<u32, Running>,
+    page: Page,
     next: u64,
     idle_since: Instant,
     seen: bool,
@@ -288,8 +312,8 @@ impl Keeper {
         let poller = Poller::new()?;
         poller.add(&door, LISTENER)?;
         poller.add(&shared.wake, WAKE)?;
-        let (idle_since, feeds) = (Instant::now(), BTreeMap::new());
-        Ok(Keeper { shared, door, poller, listeners, shape: None, feeds, next: 1, idle_since, seen: false, scratch: Vec::new() })
+        let (idle_since, feeds, page) = (Instant::now(), BTreeMap::new(), Page::new(FOLDERS[1]));
+        Ok(Keeper { shared, door, poller, listeners, shape: None, feeds, page, next: 1, idle_since, seen: false, scratch: Vec::new() })
     }
 
     fn run(mut self) {
@@ -301,6 +325,8 @@ impl Keeper {
                     token => self.hear(token),
                 }
             }
+            let (shared, feeds) = (&self.shared, &self.feeds);
+            self.page.publish(|| [shared.entry()].into_iter().chain(feeds.values().map(|feed| feed.numbers.entry())).collect());
         }
         self.end_feeds();
         tracing::info!("node loader '{}': ended", self.shared.options.name);
@@ -315,14 +341,14 @@ impl Keeper {
     }
 
     fn end_feeds(&mut self) {
-        self.feeds.values().for_each(|(inbox, _)| inbox.stop());
-        for (_, (inbox, thread)) in std::mem::take(&mut self.feeds) {
-            while !thread.is_finished() {
+        self.feeds.values().for_each(|feed| feed.inbox.stop());
+        for (_, feed) in std::mem::take(&mut self.feeds) {
+            while !feed.thread.is_finished() {
                 // Counting, and seeking, end at the next look.
-                inbox.interrupt();
+                feed.inbox.interrupt();
                 std::thread::sleep(Duration::from_millis(2));
             }
-            let _ = thread.join();
+            let _ = feed.thread.join();
         }
     }
 
@@ -330,6 +356,7 @@ impl Keeper {
         while let Ok(Some(socket)) = socket::accept(self.door.as_fd()) {
             let Ok(who) = socket::peer(socket.as_fd()) else { continue };
             let refuse = |status, why: &str| {
+                self.shared.turned_away.fetch_add(1, Ordering::Relaxed);
                 let said = FromServer::from(&Error::new(status, why));
                 let _ = door::encode(&said).map(|bytes| door::send::<OwnedFd>(socket.as_fd(), &bytes, &[]));
             };
@@ -380,8 +407,9 @@ impl Keeper {
         self.poller.remove(connection.socket.as_fd());
         connection.process.iter().for_each(|process| self.poller.remove(process));
         self.shared.connections().remove(&connection.id);
-        if let Some((inbox, _)) = connection.rank().and_then(|rank| self.feeds.get(&rank)) {
-            inbox.put(Command::Leave(connection.id));
+        if let Some(feed) = connection.rank().and_then(|rank| self.feeds.get(&rank)) {
+            let died = connection.process.as_ref().is_some_and(|fd| process::has_died(fd.as_fd()));
+            feed.inbox.put(Command::Leave(connection.id, died));
         }
     }
 
@@ -401,13 +429,16 @@ impl Keeper {
                 }
                 return;
             }
-            ToServer::SetMixture { weights, from_step } => Command::SetMixture(connection.clone(), (from_step, weights)),
+            ToServer::SetMixture { weights, from_step } => Command::Set(connection.clone(), Change::Mixture(from_step, weights)),
+            ToServer::SetModel { model_id, model_cfg, from_step } => {
+                Command::Set(connection.clone(), Change::Model(ModelChange { from_step, model_id, model_cfg }))
+            }
             ToServer::Steps {} => Command::Ask(connection.clone(), Question::Steps),
             ToServer::Stats {} => Command::Ask(connection.clone(), Question::Stats),
             ToServer::Explain {} => Command::Ask(connection.clone(), Question::Explain),
         };
         match connection.rank().and_then(|rank| self.feeds.get(&rank)) {
-            Some((inbox, _)) => inbox.put(question),
+            Some(feed) => feed.inbox.put(question),
             None => connection.answer(Err(Error::invalid("join a rank first"))),
         }
     }
@@ -457,14 +488,16 @@ impl Keeper {
         self.shape = Some(shape.clone());
         let peers = shape.peers;
         *connection.joined() = Some((rank, shape));
-        self.feeds[&rank].0.put(Command::Join(connection.clone(), peers, at, state));
+        self.feeds[&rank].inbox.put(Command::Join(connection.clone(), peers, at, state));
         Ok(())
     }
 
     /// What the server is doing, as JSON.
     fn status(&self) -> String {
-        let rank = |(rank, (inbox, _)): (&u32, &(Arc<Inbox>, JoinHandle<()>))| {
-            let [batches, peers, awaited, step] = inbox.shown();
+        let rank = |(rank, feed): (&u32, &Running)| {
+            let numbers = &feed.numbers;
+            let [batches, peers, awaited, step] =
+                [&numbers.made, &numbers.peers, &numbers.awaited, &numbers.step].map(|number| number.load(Ordering::Relaxed));
             serde_json::json!({ "rank": rank, "batches": batches, "peers": peers, "awaited": awaited, "step": step })
         };
         let connections = self.shared.connections();

@@ -1,4 +1,5 @@
 use super::*;
+use std::time::Duration;
 
 fn publisher() -> Publisher {
     Publisher::create(PAGE, PAGE).unwrap()
@@ -130,6 +131,47 @@ fn foreign_memory_is_refused() {
     assert!(Ring::open(other.as_fd(), PAGE).is_err_and(|e| e.message.contains("LWRING01")));
     let unsealed = std::fs::File::open("/proc/self/exe").unwrap();
     assert!(Ring::open(unsealed.as_fd(), PAGE).is_err_and(|e| e.message.contains("sealed")));
+}
+
+#[test]
+fn a_slot_that_does_not_exist_is_noticed_and_nothing_is_taken() {
+    let front = words::Front::unbound();
+    front.seat(0, 0);
+    front.publish(0, SLOTS as u32);
+    assert_eq!((front.take(0, 0), front.seats[0].holds.load(Ordering::Relaxed)), (words::Found::Wrong(64), 0));
+    front.publish(0, 63);
+    assert_eq!((front.take(0, 0), front.take(0, 1)), (words::Found::Batch(63), words::Found::Nothing));
+}
+
+#[test]
+fn what_a_peer_asks_for_is_told_to_the_server_until_the_peer_has_gone() {
+    let mut server = publisher();
+    let mut peers = [join(&mut server, 0), join(&mut server, 0)];
+    publish(&mut server, 3);
+    take(&mut peers[0]).unwrap().want(1);
+    take(&mut peers[1]).unwrap().want(4);
+    assert_eq!(server.wanted(), 5);
+    server.vacate(1);
+    assert_eq!(server.wanted(), 1);
+    server.vacate(0);
+    assert_eq!((server.seat(1), server.wanted()), (Some(0), 0), "whoever comes asks anew");
+}
+
+#[test]
+fn slots_in_use_are_those_that_a_peer_has_not_taken_or_still_holds() {
+    let mut server = publisher();
+    let mut peer = join(&mut server, 0);
+    assert_eq!((server.slots_in_use(), server.ready()), ((0, 0), 0));
+    (0..3).for_each(|_| assert!(publish(&mut server, 3)));
+    assert_eq!((server.slots_in_use(), server.ready()), ((3, 3), 3));
+    let held = take(&mut peer);
+    drop(take(&mut peer));
+    assert_eq!((server.slots_in_use(), server.ready()), ((2, 3), 1), "one is held, one was let go");
+    drop(held);
+    assert_eq!(server.slots_in_use(), (1, 3));
+    assert!(!server.has_left(0));
+    drop(peer);
+    assert!(server.has_left(0));
 }
 
 #[test]

@@ -15,10 +15,24 @@ fn ticket(position: u64) -> Ticket {
 }
 
 /// A payload word that loom checks for races: written by the slot's writer only, read by the student only.
-struct Payload(loom::cell::UnsafeCell<u64>);
+pub struct Payload(loom::cell::UnsafeCell<u64>);
 unsafe impl Sync for Payload {}
 
-fn model(bound: usize, body: impl Fn() + Send + Sync + 'static) {
+impl Payload {
+    pub fn new(value: u64) -> Payload {
+        Payload(loom::cell::UnsafeCell::new(value))
+    }
+
+    pub fn write(&self, value: u64) {
+        self.0.with_mut(|p| unsafe { *p = value });
+    }
+
+    pub fn read(&self) -> u64 {
+        self.0.with(|p| unsafe { *p })
+    }
+}
+
+pub fn model(bound: usize, body: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(bound);
     builder.check(body);

@@ -1,0 +1,143 @@
+"""A node loader of a recipe with teachers: the batches of an in-process loader, whoever dies, and one fence for the models of all ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import House, wait_until
+from test_node_loader import heard, peer, said, serve
+
+from laneway import GenerateOptions, Loader, NodeLoader, Recipe, Server, TaskError, errors
+
+TEACHER = Path(__file__).with_name("node_teacher.py")
+
+GENERATE = """
+[generate]
+model_id = "first"
+model_cfg = { scale = 2 }
+layout = [{ name = "scaled", shape = [32], dtype = "float32" }, { name = "sum", shape = [], dtype = "int64" }]
+batch_size = 2
+"""
+
+
+@pytest.fixture
+def taught(lanes: Path, folder: Path) -> Path:
+    """The recipe ``lanes`` with teachers."""
+    path = folder / "taught.toml"
+    path.write_text(Recipe.load(lanes).to_toml() + GENERATE)
+    return path
+
+
+def check(batch: Any, scale: int) -> None:
+    assert batch.taught == ("scaled", "sum")
+    np.testing.assert_array_equal(batch["scaled"], batch.input_ids.astype(np.float32) * scale)
+    np.testing.assert_array_equal(batch["sum"], batch.input_ids.sum(1) + batch.step)
+
+
+def alone(recipe: Path, steps: int) -> list[list[int]]:
+    """The rows of an in-process loader, whose model changes at step 12."""
+    with Loader(recipe, framework="numpy", generate=GenerateOptions(group="alone")) as loader:
+        loader.set_model("second", {"scale": 5}, from_step=12)
+        rows = []
+        for step in range(steps):
+            batch = next(loader)
+            check(batch, 2 if step < 12 else 5)
+            rows.append(batch.hashes.tolist())
+        return rows
+
+
+def test_peers_get_what_teachers_made_whoever_dies(house: House, taught: Path) -> None:
+    teachers = [house.python(str(TEACHER), str(taught)) for _ in range(2)]
+    want = alone(taught, 40)
+    of_rank = [[[step, 0, rows[4 * rank : 4 * rank + 4]] for step, rows in enumerate(want)] for rank in (0, 1)]
+    serve(house, taught, "--ranks", "2", "--peers", "2", "--group", "node", "--threads", "1")
+    steady = [NodeLoader(taught, rank, 2, peers=2, framework="numpy") for rank in (0, 1)]
+    for loader in steady:
+        loader.set_model("second", {"scale": 5}, from_step=12)
+    victim, partner = peer(house, taught, 0, 2, batches=1000, peers=2), peer(house, taught, 1, 2, batches=40, peers=2)
+    for step, rows in enumerate(want):
+        found = []
+        for loader in steady:
+            batch = loader.next(120)
+            assert batch is not None
+            check(batch, 2 if step < 12 else 5)
+            found += batch.hashes.tolist()
+        assert found == rows, f"step {step}"
+        if step == 10:
+            assert said(victim), "it has read on"
+            for process in (victim, teachers[0]):
+                process.kill()
+                process.wait()
+            teachers.append(house.python(str(TEACHER), str(taught)))
+        if step == 20:
+            back = peer(house, taught, 0, 2, batches=19, peers=2, state=steady[0].state_dict())
+            wait_until(lambda process=back: said(process), "its place, which is kept as long as its rank waits there")
+    assert heard(partner)[0] == of_rank[1] and heard(back)[0] == of_rank[0][21:]
+    assert all(line in of_rank[0] for line in said(victim))
+    state = steady[0].state_dict()
+    assert state["meta"]["models"] == [{"from_step": 12, "model_id": "second", "model_cfg": {"scale": 5}}]
+    with pytest.raises(errors.InvalidArgument, match="whose model can still be set is"):
+        steady[0].set_model("late", from_step=30)
+    # An in-process loader goes on from there.
+    states = [loader.state_dict() for loader in steady]
+    for loader in steady:
+        loader.close()
+    with Loader(taught, framework="numpy", generate=GenerateOptions(group="after")) as loader:
+        loader.load_state_dict(states)
+        check(next(loader), 5)
+
+
+def test_a_broker_that_is_not_there_yet_is_an_error_and_the_next_call_tries_again(node_house: House, taught: Path) -> None:
+    options = GenerateOptions(group="late", connect_timeout_s=0.3)
+    with Server(taught, name="g", generate=options, progress=None), NodeLoader(taught, name="g", framework="numpy") as loader:
+        for _ in range(2):
+            with pytest.raises(errors.NotFound, match=r"\[generate\]"):
+                loader.next(60)
+        node_house.start_broker()
+        node_house.python(str(TEACHER), str(taught))
+        batch = loader.next(120)
+        assert batch is not None and batch.step == 0
+        check(batch, 2)
+
+
+def test_a_row_that_is_given_up_is_an_error_on_every_peer(house: House, taught: Path) -> None:
+    at = "    rows = tasks[0].rows\n"
+    refuses = '    if any((t.lane, t.step) == (3, 2) for t in tasks):\n        raise RuntimeError("bad luck")\n'
+    text = TEACHER.read_text().replace(at, refuses + at)
+    house.python("-c", text, str(taught))
+    with Server(taught, name="g", peers=2, generate=GenerateOptions(group="f", max_attempts=2), progress=None):
+        peers = [NodeLoader(taught, name="g", peers=2, framework="numpy") for _ in range(2)]
+        for loader in peers:
+            assert [loader.next(120).step for _ in range(2)] == [0, 1]  # type: ignore[union-attr]
+        for loader in peers:
+            with pytest.raises(TaskError, match=r"row 2 of lane 3 (.|\n)*bad luck"):
+                loader.next(120)
+
+
+def test_many_kept_batches_stop_nobody(house: House, taught: Path) -> None:
+    house.python(str(TEACHER), str(taught))
+    with Server(taught, name="g", generate=GenerateOptions(group="k"), progress=None), NodeLoader(taught, name="g", framework="numpy") as loader:
+        kept = [loader.next(60) for _ in range(70)]
+        for step, batch in enumerate(kept):
+            assert batch is not None and batch.step == step
+            check(batch, 2)
+
+
+def test_rows_alone_are_served_where_nobody_is_to_be_asked(folder: Path, taught: Path) -> None:
+    with Server(taught, name="g", generate=False, progress=None), NodeLoader(taught, name="g", framework="numpy") as loader:
+        with Loader(taught, generate=False, framework="numpy") as here:
+            assert next(loader).hashes.tolist() == next(here).hashes.tolist()
+        assert next(loader).taught == ()
+        with pytest.raises(errors.Unsupported, match="rows alone"):
+            loader.set_model("x", from_step=1000)
+
+
+@pytest.fixture
+def node_house(folder: Path) -> Any:
+    """Processes without a broker."""
+    house = House(folder)
+    yield house
+    house.end()
