@@ -8,7 +8,7 @@ use super::tasks::InHand;
 use super::{Inner, Task};
 use crate::base::{Error, Result, Status};
 use crate::exchange::message::Model;
-use crate::medium::Buffer;
+use crate::medium::{Buffer, Place};
 use crate::os::clock::{self, Nanos};
 use crate::os::futex;
 use crate::segment::cell::CellState;
