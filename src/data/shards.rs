@@ -163,6 +163,11 @@ fn shard(path: PathBuf, name: String, format: Option<Format>) -> Result<ShardFil
             path.display()
         )));
     };
+    // Opening a pipe would wait for somebody to write into it.
+    if path.metadata().is_ok_and(|meta| !meta.is_file()) {
+        let hint = "documents are read at any place and again, so write them to a file first";
+        return Err(Error::new(Status::Unsupported, format!("{} is no regular file; {hint}", path.display())));
+    }
     Ok(ShardFile { path, name, format, compression })
 }
 
@@ -184,6 +189,16 @@ mod tests {
         let paths = paths.iter().map(|p| dir.path().join(p).to_string_lossy().into_owned());
         let spec = DatasetSpec { format, ..DatasetSpec::new("d", paths) };
         Ok(resolve(&spec)?.into_iter().map(|s| s.name).collect())
+    }
+
+    #[test]
+    fn what_is_called_like_a_shard_and_is_no_file_is_told_and_not_waited_for() {
+        let dir = tree(&["a.jsonl"]);
+        nix::unistd::mkfifo(&dir.path().join("b.jsonl"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        for given in [dir.path().to_path_buf(), dir.path().join("*.jsonl"), dir.path().join("b.jsonl")] {
+            let error = expand(given.to_str().unwrap(), None).unwrap_err();
+            assert!(error.message.contains("b.jsonl is no regular file"), "{error}");
+        }
     }
 
     #[test]

@@ -184,11 +184,13 @@ fn shuffle(table: Option<Table<'_>>) -> Result<ShuffleRecipe> {
 }
 
 fn generate(mut t: Table<'_>) -> Result<GenerateRecipe> {
+    // Asked for before what is needed: a key that is not there is looked for among those that nobody has asked for.
+    let model_cfg = t.get("model_cfg");
     let given = t.need("layout")?;
     let specs = given.list()?.iter().map(Value::json).collect::<Result<Vec<_>>>()?;
     let layout = Layout::from_json(&serde_json::json!({ "specs": specs }).to_string()).map_err(|e| given.at(e))?;
     let mut generate = GenerateRecipe::new(t.need("model_id")?.str()?, layout);
-    if let Some(v) = t.get("model_cfg") {
+    if let Some(v) = model_cfg {
         v.table()?;
         generate.model_cfg = Some(v.json()?);
     }

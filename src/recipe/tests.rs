@@ -143,6 +143,11 @@ fn mistakes_are_named_with_line_value_and_hint() {
         ("[tokenizer]", "[mixture]\nschedule = [{ from_step = 2, weights = { } }]\n[tokenizer]", "lacks dataset 'a'"),
         ("[tokenizer]", "[tokenizer", "line 4: not TOML"),
         ("[batch]", "[generate]\nmodel_id = \"m\"\n[batch]", "line 8: generate lacks 'layout'"),
+        (
+            "[batch]",
+            "[generate]\nmodel_cfg = {}\nlayout = [{ name = \"x\", shape = [1], dtype = \"int8\" }]\n[batch]",
+            "line 8: generate lacks 'model_id'",
+        ),
         ("[batch]", "[generate]\nmodel_id = \"m\"\nlayout = [{ nam = \"x\" }]\n[batch]", "line 10: generate.layout: layout: unknown field `nam`"),
         (
             "[batch]",

@@ -199,17 +199,26 @@ class WrittenTokenizer:
 
 
 def signature(function: Any) -> str:
-    """A name with a hash of the function's code, so that a checkpoint of an edited function is refused. What it closes over, or calls, is not seen."""
+    """A name with a hash of the function's code and of the texts and numbers that its arguments default to, so that a checkpoint of an edited function is refused.
+    What it closes over, or calls, is not seen."""
     if isinstance(function, functools.partial):
-        return signature(function.func)
+        bound = _plain(function.args, function.keywords)
+        return f"{signature(function.func)}{f' with {bound}' if bound else ''}"
     name = getattr(function, "__qualname__", type(function).__qualname__)
     if not hasattr(function, "__code__"):
         function = getattr(type(function), "__call__", None)
     code = getattr(function, "__code__", None)
     if code is None:
         return name
-    defaults = [d for d in getattr(function, "__defaults__", None) or () if isinstance(d, (str, int, float))]
-    return f"{name} {hashlib.sha256(_code(code) + repr(defaults or '').encode()).hexdigest()[:12]}"
+    defaults = _plain(getattr(function, "__defaults__", None) or (), getattr(function, "__kwdefaults__", None) or {})
+    return f"{name} {hashlib.sha256(_code(code) + defaults.encode()).hexdigest()[:12]}"
+
+
+def _plain(values: Iterable[Any], named: Mapping[str, Any]) -> str:
+    """Those that are texts or numbers: others may look different in each process. Empty if there are none."""
+    found = [repr(v) for v in values if isinstance(v, (str, int, float))]
+    found += [f"{name}={value!r}" for name, value in sorted(named.items()) if isinstance(value, (str, int, float))]
+    return ", ".join(found)
 
 
 def _code(code: CodeType) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import ctypes
 import signal
@@ -108,9 +109,29 @@ def take_interrupt() -> KeyboardInterrupt | None:
     """The Ctrl-C that came on this thread, once."""
     if not interrupted():
         return None
-    interrupt = _interrupts[-1]
+    try:
+        interrupt = _interrupts.pop()
+    except IndexError:  # raised in the meantime, see raise_soon()
+        return None
     _interrupts.clear()
     return interrupt
+
+
+def raise_soon() -> None:
+    """For a call whose result the caller must get, though a Ctrl-C came meanwhile: it comes again, when the caller has had time to look at the result, unless the
+    next call raises it first."""
+    timer = threading.Timer(0.05, _again)
+    timer.daemon = True
+    timer.start()
+
+
+def _again() -> None:
+    try:
+        _interrupts.pop()
+    except IndexError:
+        return
+    _interrupts.clear()
+    _thread.interrupt_main()
 
 
 @contextlib.contextmanager

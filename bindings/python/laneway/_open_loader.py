@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from . import _native, _structs
-from ._functions import Function, interrupted, interrupts_wait, take_interrupt
+from ._functions import Function, interrupted, interrupts_wait, raise_soon, take_interrupt
 from ._operators import Operator
 from ._owned import free_with
 from ._process import LOADERS, at_exit, forks
@@ -57,6 +57,8 @@ class OpenLoader:
         operators: list[Operator],
         progress: ProgressFn | bool | str | None,
     ) -> None:
+        # The first attribute, which goes first: the library's threads end while what they call is still there.
+        self._owned: Any = None
         self.pid, self._forks = os.getpid(), forks()
         self._watch = _Watch(progress)
         # What the library calls must live as long as it may call, and must not keep this object.
@@ -67,7 +69,7 @@ class OpenLoader:
         self._next = self._lib.lw_loader_next
         self._handle = 0
         self._handle = self._patiently(lambda: self._make(recipe, rank, ranks, tuning))
-        free_with(self, self._lib.lw_loader_free, self._handle)
+        self._owned = free_with(self._lib.lw_loader_free, self._handle)
         self._info = json.loads(self.text("lw_loader_info"))
         self._counted = not self._info["finite"]
         self._firsts: list[np.ndarray] | None = None
@@ -232,7 +234,12 @@ class InlineLoader(OpenLoader):
         while not interrupted():
             try:
                 with interrupts_wait():
-                    return super().next(min(deadline, _native.monotonic_ns() + _native.SLICE_NS))
+                    handle = super().next(min(deadline, _native.monotonic_ns() + _native.SLICE_NS))
+                if handle is None and interrupted():
+                    break
+                if interrupted():
+                    raise_soon()
+                return handle
             except Timeout:
                 if _native.monotonic_ns() >= deadline:
                     raise

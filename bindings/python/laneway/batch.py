@@ -268,12 +268,11 @@ def _dtypes_of(layout: int) -> dict[str, str]:
 class _Native:
     """One reference to an ``lw_batch``."""
 
-    __slots__ = ("__weakref__", "handle", "info", "taught")
+    __slots__ = ("handle", "info", "owned", "taught")
 
     def __init__(self, handle: int) -> None:
         lib = _native.lib()
-        free_with(self, lib.lw_batch_release, handle)
-        self.handle = handle
+        self.handle, self.owned = handle, free_with(lib.lw_batch_release, handle)
         info = _structs.BatchInfo()
         _native.check(lib.lw_batch_describe(handle, byref(info)))
         self.info: Sequence[int] = _INFO.unpack(info)

@@ -38,6 +38,8 @@ class NodeLoader(Loader):
         start: start the server, unless one of that name runs; it ends 10 s after its last peer. Of several local ranks (``LOCAL_RANK``) the
             first does. Needs ``recipe``, without functions.
         threads, prefetch, slots, cache_dir: of the server that is started, as in :class:`~laneway.Server`.
+        group: of the server that is started, for a recipe with a ``[generate]``: its teachers' group; None: the default one.
+        rows_only: of the server that is started: it asks no teachers.
         spin_us: how long to look for a batch before sleeping, in microseconds.
         patience_s: how long to wait for a server: at the beginning, and for another when one has died.
         progress, framework: as in :class:`~laneway.Loader`.
@@ -58,6 +60,8 @@ class NodeLoader(Loader):
         prefetch: int = 1,
         slots: int = 3,
         cache_dir: str | os.PathLike[str] | None = None,
+        group: str | None = None,
+        rows_only: bool = False,
         spin_us: int = 0,
         patience_s: float = 60.0,
         progress: ProgressFn | bool | str | None = "auto",
@@ -70,6 +74,9 @@ class NodeLoader(Loader):
             raise ValueError("start=True needs a recipe to serve")
         self._starts = bool(start) and os.environ.get("LOCAL_RANK", "0") == "0"
         self._slots = check_count("slots", slots, 1, 32)
+        if (group is not None or rows_only) and not start:
+            raise ValueError("group and rows_only are of the server that start=True starts; one that runs already has its own (laneway serve --group, --rows-only)")
+        self._teachers = [*([] if group is None else ["--group", group]), *(["--rows-only"] if rows_only else [])]
         if not 0 <= patience_s <= 4_000_000:
             raise ValueError(f"patience_s is {patience_s!r}; expected a number of seconds")
         self._patience_s = float(patience_s)
@@ -134,6 +141,7 @@ class NodeLoader(Loader):
         words += ["--peers", str(tuning.peers), "--slots", str(self._slots), "--prefetch", str(tuning.prefetch)]
         words += [] if tuning.threads is None else ["--threads", str(tuning.threads)]
         words += [] if tuning.cache_dir is None else ["--cache", tuning.cache_dir]
+        words += self._teachers
         processes = os.environ.get("LOCAL_WORLD_SIZE", "")
         words += ["--local-ranks", str(max(1, int(processes) // tuning.peers))] if processes.isdigit() else []
         done = subprocess.run(words, input=self._recipe.to_toml(), text=True, stderr=subprocess.PIPE, check=False)

@@ -32,7 +32,7 @@ class Recipe:
 
     def _own(self, handle: c_void_p) -> None:
         self._handle = handle
-        free_with(self, _native.lib().lw_recipe_free, handle)
+        self._owned = free_with(_native.lib().lw_recipe_free, handle)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Recipe:

@@ -44,6 +44,8 @@ class Rows:
         progress: ProgressFn | bool | str | None = "auto",
         framework: Framework = "auto",
     ) -> None:
+        # The first attribute, which goes first: what the library calls at its end is still there then.
+        self._owned: Any = None
         self.recipe = Recipe.of(recipe)
         self.pid = os.getpid()
         self._as_torch = _dtypes.use_torch(framework)
@@ -65,7 +67,7 @@ class Rows:
         )
         self._handle = 0
         self._handle = self._open(tuning)
-        free_with(self, self._lib.lw_rows_free, self._handle)
+        self._owned = free_with(self._lib.lw_rows_free, self._handle)
         self._firsts = first_documents(self._lib.lw_rows_dataset, self._handle)
 
     def _open(self, tuning: Tuning) -> int:
@@ -109,7 +111,11 @@ class Rows:
                 status = ask(_native.monotonic_ns() + _native.SLICE_NS, ctypes.byref(out))
             if status == Status.OK:
                 assert out.value is not None
-                return Batch(_Native(out.value), self._as_torch, self._firsts)
+                batch = Batch(_Native(out.value), self._as_torch, self._firsts)
+                # The rows can be asked for again.
+                if (interrupt := take_interrupt()) is not None:
+                    raise interrupt
+                return batch
             if (interrupt := take_interrupt()) is not None:
                 raise interrupt
             if status not in (Status.TIMEOUT, Status.INTERRUPTED):

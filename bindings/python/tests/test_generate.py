@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from laneway import BatchConfig, GenerateOptions, Loader, Pipeline, Rows, StudentClient, Task, TaskError, TensorSpec, Worker, errors, global_hash
+from laneway import BatchConfig, GenerateOptions, Loader, NodeLoader, Pipeline, Rows, StudentClient, Task, TaskError, TensorSpec, Worker, errors, global_hash
 from laneway.io import Dataset
 from laneway.work import StaticMixtureWorkSource
 
@@ -316,3 +316,13 @@ def test_the_example_gives_one_hash_whoever_works_and_dies() -> None:
     done = subprocess.run([sys.executable, str(EXAMPLE)], env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("the same") == 4 and "3 killed" in done.stdout
+
+
+def test_a_server_that_a_loader_starts_need_not_ask_teachers(lanes: Path, taught: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LANEWAY_DIR", str(tmp_path))
+    with pytest.raises(ValueError, match="group and rows_only are of the server that start=True starts"):
+        NodeLoader(taught, group="mine")
+    with NodeLoader(taught, start=True, rows_only=True, framework="numpy") as node, Loader(lanes, framework="numpy") as loader:
+        for _ in range(3):
+            batch, alone = node.next(timeout_s=120), next(loader)
+            assert batch is not None and batch.taught == () and (batch.input_ids == alone.input_ids).all()

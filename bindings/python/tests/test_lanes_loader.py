@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from lanes_data import EOS, RECIPE, WORDS, words, write_data
 
-from laneway import Batch, Function, Loader, Recipe, _native, errors, global_hash
+from laneway import Batch, Function, Loader, Recipe, _functions, _native, errors, global_hash
 
 STEPS = 40
 
@@ -332,6 +332,14 @@ def test_ctrl_c_in_a_function_on_the_callers_thread_ends_the_wait_and_fails_noth
     print(f"Ctrl-C noticed after {float(noticed[1]) - sent:.3f} s")
     hashes = np.array(out.split(), np.uint64).reshape(5, 8)
     assert [global_hash(step) for step in hashes] == uninterrupted[:5], "it goes on as if nothing had been"
+
+
+def test_a_ctrl_c_that_came_with_a_batch_comes_again_when_the_batch_was_got():
+    _functions._interrupts.append(KeyboardInterrupt())
+    _functions.raise_soon()
+    with pytest.raises(KeyboardInterrupt):
+        time.sleep(60)
+    assert not _functions.interrupted()
 
 
 def test_what_a_loader_is_given_wrongly_is_named(lanes):

@@ -194,14 +194,14 @@ SIGNED = """
 import functools
 from laneway._builder import signature
 
-def plain(payload, suffix=" w0"):
+def plain(payload, suffix=" w0", *, most=7):
     return payload if payload["text"] in {"alpha", "beta", "gamma", ("delta", 1)} else None
 
 class Callable:
     def __call__(self, payload):
         return payload if payload["text"] not in {"alpha", "beta", "gamma"} else None
 
-print([signature(f) for f in (plain, functools.partial(plain, suffix="x"), Callable(), str.upper)])
+print([signature(f) for f in (plain, functools.partial(plain, suffix="x", key=object()), Callable(), str.upper)])
 """
 
 
@@ -212,7 +212,7 @@ def test_a_functions_name_is_the_same_in_every_process_and_another_for_other_cod
 
     first = names(SIGNED, "1")
     assert first == names(SIGNED, "2") == names(SIGNED, "3")
-    for old, new in [("gamma", "omega"), ('" w0"', '" w1"'), ("not in", "in")]:
+    for old, new in [("gamma", "omega"), ('" w0"', '" w1"'), ("not in", "in"), ("most=7", "most=8"), ('"x"', '"y"')]:
         assert names(SIGNED.replace(old, new), "1") != first, f"{new} instead of {old}"
 
 

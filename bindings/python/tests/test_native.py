@@ -1,6 +1,7 @@
 """ctypes and ``laneway.h`` agree: every struct's size and offsets, every function's arguments, every number."""
 
 import ctypes
+import gc
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from laneway import BatchConfig, TensorSpec, _dtypes, _native, _structs
+from laneway._owned import free_with
 from laneway._student import c_layout
 from laneway.errors import AbiMismatch, InvalidArgument, Status
 
@@ -149,3 +151,28 @@ def test_a_library_of_another_version_is_refused(tmp_path):
         subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
         done = run("from laneway import _native; _native.lib()", LANEWAY_LIBRARY=str(library))
         assert AbiMismatch.__name__ in done.stderr and words in done.stderr
+
+
+def test_a_handle_goes_after_the_finalizers_of_those_that_are_collected_with_its_owner():
+    happened = []
+    free = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda handle: happened.append(handle))
+
+    class Owner:
+        def __init__(self):
+            self.owned = free_with(free, 7)
+            self.used = self.uses()
+            next(self.used)
+
+        def uses(self):
+            try:
+                yield self
+            finally:
+                happened.append("last use")
+
+    Owner()
+    assert happened == [], "it is part of a cycle"
+    gc.collect()
+    assert happened == ["last use", 7]
+    owned = free_with(free, 8)
+    del owned
+    assert happened[2:] == [8]

@@ -48,7 +48,8 @@ pub(super) fn settle(path: &Path, find: impl FnOnce() -> Verdict) -> Verdict {
         file.read_to_string(&mut text)?;
         Ok::<_, io::Error>((file, text))
     })();
-    let unkept = |e: io::Error| tracing::debug!("the verdict on a tokenizer cannot be kept at {}: {e}", path.display());
+    let hint = "each start compares the engines anew, which takes some seconds; name a directory that can be written with cache_dir or LANEWAY_CACHE";
+    let unkept = |e: io::Error| tracing::warn!("the verdict on a tokenizer cannot be kept at {}: {e}; {hint}", path.display());
     let (mut file, text) = match locked {
         Ok(locked) => locked,
         Err(e) => {
