@@ -31,6 +31,11 @@ impl Publisher {
         &self.ring
     }
 
+    /// Says, before any peer has the ring, what lies where in a slot: a hash of it.
+    pub fn set_contents(&mut self, hash: u64) {
+        self.ring.front().contents.store(hash, Ordering::Relaxed);
+    }
+
     /// What peers map.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()

@@ -45,6 +45,8 @@ pub struct Front {
     pub slot_bytes: AtomicU64,
     /// A random name.
     pub id: AtomicU64,
+    /// A hash of what lies where in a slot.
+    pub contents: AtomicU64,
     /// Batches published.
     pub head: Word64,
     /// Rung after a batch for those who sleep.
@@ -89,6 +91,7 @@ impl Front {
             magic: wide(),
             slot_bytes: wide(),
             id: wide(),
+            contents: wide(),
             head: Word64(wide()),
             bell: Word32(narrow()),
             room: Word32(narrow()),
