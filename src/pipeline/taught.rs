@@ -151,13 +151,7 @@ impl Taught {
     }
 
     /// Of `rows` rows that another process made, in a slot. `sizes` are those of the ragged dimensions, which it made as `pad_to` says.
-    pub(super) fn in_slot(
-        (layout, pad_to): (&Arc<Layout>, PadTo),
-        rows: usize,
-        sizes: &[u64],
-        places: &[usize],
-        held: Arc<Held>,
-    ) -> Result<Taught> {
+    pub(super) fn in_slot((layout, pad_to): (&Arc<Layout>, PadTo), rows: usize, sizes: &[u64], places: &[usize], held: Arc<Held>) -> Result<Taught> {
         let corrupt = |what: &str| Error::new(Status::Corrupt, format!("a batch in shared memory is damaged: {what}"));
         if most_sizes(layout, pad_to).iter().zip(sizes).any(|(most, size)| size > most) {
             return Err(corrupt("a ragged dimension is beyond its maximum"));

@@ -103,6 +103,14 @@ def test_a_broker_that_is_not_there_yet_is_an_error_and_the_next_call_tries_agai
         check(batch, 2)
 
 
+def test_a_time_out_says_what_the_servers_teachers_lack(house: House, taught: Path) -> None:
+    with Server(taught, name="g", generate=GenerateOptions(group="w"), progress=None), NodeLoader(taught, name="g", framework="numpy") as loader:
+        with pytest.raises(errors.Timeout, match="batch of step 0 was not ready in time; call again; its server: .*no worker"):
+            loader.next(3)
+        house.python(str(TEACHER), str(taught))
+        check(loader.next(120), 2)
+
+
 def test_a_row_that_is_given_up_is_an_error_on_every_peer(house: House, taught: Path) -> None:
     at = "    rows = tasks[0].rows\n"
     refuses = '    if any((t.lane, t.step) == (3, 2) for t in tasks):\n        raise RuntimeError("bad luck")\n'

@@ -140,6 +140,8 @@ pub struct Feed {
     over: bool,
     failed: bool,
     stands: VecDeque<Stand>,
+    /// What the next batch waits for, as the ring says it.
+    delay: String,
     /// By connection, the seat in the ring of now; `None`: it sat in an older one.
     peers: BTreeMap<u64, Option<u32>>,
     /// Peers of older runs that have not said yet what they want, and how many more are expected.
@@ -178,6 +180,7 @@ impl Feed {
             over: false,
             failed: false,
             stands: VecDeque::new(),
+            delay: String::new(),
             peers: BTreeMap::new(),
             awaited: BTreeSet::new(),
             expected: shared.options.peers.max(shape.peers),
@@ -192,6 +195,7 @@ impl Feed {
     fn begin(&mut self) {
         let (step, microbatch) = self.loader.place();
         self.stands.clear();
+        self.delay.clear();
         self.stands.push_back(Stand { number: 0, step, microbatch, marks: self.loader.marks().to_vec() });
         (self.over, self.failed) = (false, false);
         self.numbers.runs.fetch_add(1, Ordering::Relaxed);
@@ -282,7 +286,10 @@ impl Feed {
                 self.over = true;
                 return Ok(true);
             }
-            Err(e) if e.status == Status::Timeout => return Ok(true),
+            Err(e) if e.status == Status::Timeout => {
+                self.delayed(e.message);
+                return Ok(true);
+            }
             // A stop of the server: the next look at the inbox says so.
             Err(e) if e.status == Status::Interrupted => return Ok(true),
             Err(e) => return Err(e),
@@ -290,6 +297,7 @@ impl Feed {
         let now = self.loader.marks().to_vec();
         let before = &self.stands.back().expect("a run has a beginning").marks;
         self.layout.write(&batch, self.publisher.wanted(), before, &now, self.publisher.bytes(slot))?;
+        self.delayed(String::new());
         self.publisher.publish(slot);
         let (step, microbatch) = self.loader.place();
         self.stands.push_back(Stand { number: self.publisher.head(), step, microbatch, marks: now });
@@ -297,6 +305,14 @@ impl Feed {
             self.stands.pop_front();
         }
         Ok(true)
+    }
+
+    /// Has peers know what the next batch waits for.
+    fn delayed(&mut self, why: String) {
+        if why != self.delay {
+            self.publisher.delay(&why);
+            self.delay = why;
+        }
     }
 
     fn obey(&mut self, command: Command) {

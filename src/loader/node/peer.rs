@@ -241,7 +241,8 @@ impl NodeLoader {
             let awaited = peer.ring().awaited();
             let others = if awaited > 0 { format!("; {awaited} peers of this rank have not come yet, and are waited for") } else { String::new() };
             let (rank, step) = (self.options.rank, self.step);
-            return Err(Error::new(Status::Timeout, format!("rank {rank}: the batch of step {step} was not ready in time; call again{others}")));
+            let why = Some(peer.delay()).filter(|why| !why.is_empty()).map_or_else(String::new, |why| format!("; its server: {why}"));
+            return Err(Error::new(Status::Timeout, format!("rank {rank}: the batch of step {step} was not ready in time; call again{others}{why}")));
         }
         Ok(())
     }
