@@ -221,7 +221,11 @@ impl Feed {
                 let asker = command.asker().cloned();
                 self.inbox.busy_for(asker.as_ref().map(|asker| asker.id));
                 // Each command by itself: those behind it are answered too.
-                if let Err(error) = caught(|| Ok(self.obey(command))) {
+                let obeyed = caught(|| {
+                    self.obey(command);
+                    Ok(())
+                });
+                if let Err(error) = obeyed {
                     asker.iter().for_each(|asker| asker.send(&FromServer::from(&error), &[]));
                     self.fail(&error);
                 }

@@ -160,7 +160,7 @@ impl Front {
         let mut bytes: Vec<u8> = words.flat_map(|w| w.load(Ordering::Relaxed).to_le_bytes()).collect();
         bytes.truncate(len);
         fence(Ordering::Acquire);
-        if version % 2 != 0 || self.text_version.load(Ordering::Relaxed) != version {
+        if !version.is_multiple_of(2) || self.text_version.load(Ordering::Relaxed) != version {
             return String::new();
         }
         String::from_utf8_lossy(&bytes).into_owned()
