@@ -156,3 +156,32 @@ fn without_a_server_the_error_says_how_to_start_one() {
     assert_eq!(error.status, Status::NotFound);
     assert!(error.message.contains("laneway serve RECIPE --name nobody-here"), "{error}");
 }
+
+#[test]
+fn a_panic_in_the_server_is_the_answer_of_who_asked_and_nobody_hangs() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let (house, armed) = (House::new(), Arc::new(AtomicBool::new(false)));
+    let trap = armed.clone();
+    let _server = house.serve("panics", |o| {
+        o.loader.progress = Some(Arc::new(move |_| assert!(!trap.load(Ordering::Relaxed), "a seek tells how far it is")));
+    });
+    let mut peers = [house.connect("panics", 0, 1), house.connect("panics", 0, 1)];
+    let want = hashes(&house, 0, 1, 2);
+    for peer in &mut peers {
+        assert_eq!(peer.next(None).unwrap().unwrap().row_hashes(), want[..8]);
+    }
+    armed.store(true, Ordering::Relaxed);
+    assert_eq!(peers[0].seek(5000).unwrap_err().status, Status::Panic);
+    armed.store(false, Ordering::Relaxed);
+    for peer in &mut peers {
+        let state = loop {
+            match peer.next(Some(Instant::now() + Duration::from_secs(60))) {
+                Ok(batch) => assert!(batch.unwrap().step() < 5, "what lay ready"),
+                Err(e) => break e.status,
+            }
+        };
+        assert_eq!(state, Status::Panic, "every peer is told");
+        assert!(peer.next(Some(Instant::now() + Duration::from_secs(60))).is_ok(), "and the next call tries again");
+    }
+}

@@ -56,7 +56,7 @@ pub use operator::{MOST_STATE, Operator, OperatorMaker};
 pub use pack::{Packer, Piece, Row, Tokens};
 pub use run::{LaneStart, RunPlan};
 pub use shuffle::Windows;
-pub use slot::{Mark, SlotLayout};
+pub use slot::{Mark, SlotLayout, TaughtLayout};
 pub use stream::LeftOut;
 pub use taught::{Column, Sample, Stacks, Taught};
 pub use text::TextWork;

@@ -10,9 +10,11 @@ use super::codec::{Reader, put};
 use super::pack::{Piece, Tokens};
 use super::taught::{Taught, most_bytes};
 use super::tensors;
-use crate::base::{Error, Layout, Result, Status};
+use crate::base::{Error, Layout, Result, Status, fnv1a};
+use crate::recipe::PadTo;
 use crate::segment::plain;
-use crate::segment::ring::Held;
+use crate::segment::ring::{Held, Publisher, Ring};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 /// Where a lane is: the anchor of the window being delivered, and how many of its rows were delivered.
@@ -26,6 +28,9 @@ const POSITIONS: u32 = 1;
 const SEGMENT_IDS: u32 = 2;
 const LOSS_MASK: u32 = 4;
 
+/// What teachers make of a row, and what size ragged dimensions have in a batch.
+pub type TaughtLayout = (Arc<Layout>, PadTo);
+
 /// Where the parts of a slot are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlotLayout {
@@ -35,7 +40,7 @@ pub struct SlotLayout {
     /// Sizes of ragged dimensions, a word each.
     ragged: usize,
     /// The layout of what teachers make of a row, and where each of the tensors is.
-    taught: Option<(Arc<Layout>, Vec<usize>)>,
+    taught: Option<(TaughtLayout, Vec<usize>)>,
     rows: usize,
     positions: usize,
     segment_ids: usize,
@@ -47,14 +52,14 @@ pub struct SlotLayout {
 
 impl SlotLayout {
     /// For batches of at most `rows` rows of a rank that owns `lanes` lanes, with what teachers make of each row.
-    pub fn new(rows: u64, shape: BatchShape, lanes: u32, taught: Option<Arc<Layout>>) -> Result<SlotLayout> {
+    pub fn new(rows: u64, shape: BatchShape, lanes: u32, taught: Option<TaughtLayout>) -> Result<SlotLayout> {
         let elements = usize::try_from(rows).ok().and_then(|n| n.checked_mul(shape.length)).filter(|n| *n < 1 << 31);
         let Some(elements) = elements else {
             let length = shape.length;
             return Err(Error::invalid(format!("a batch of {rows} rows of {length} tokens is too large for one slot; set microbatch_size")));
         };
         let most_rows = rows as usize;
-        let sizes = taught.as_ref().map_or(Ok(Vec::new()), |layout| most_bytes(layout, most_rows))?;
+        let sizes = taught.as_ref().map_or(Ok(Vec::new()), |(layout, pad_to)| most_bytes(layout, *pad_to, most_rows))?;
         let mut at = 0;
         let mut part = |bytes: usize| {
             let here = at;
@@ -66,8 +71,8 @@ impl SlotLayout {
             shape,
             most_rows,
             wide: [part(elements * 8), part(elements * 8)],
-            ragged: part(taught.as_ref().map_or(0, |layout| layout.dims().len() * 8)),
-            taught: taught.map(|layout| (layout, sizes.iter().map(|n| part(*n)).collect())),
+            ragged: part(taught.as_ref().map_or(0, |(layout, _)| layout.dims().len() * 8)),
+            taught: taught.map(|taught| (taught, sizes.iter().map(|n| part(*n)).collect())),
             rows: part(most_rows * 24),
             positions: part(elements * 8),
             segment_ids: part(elements * 4),
@@ -84,8 +89,32 @@ impl SlotLayout {
     }
 
     /// Bytes that every batch uses.
-    pub fn fixed_bytes(&self) -> usize {
+    fn fixed_bytes(&self) -> usize {
         self.positions
+    }
+
+    /// A number that two layouts have in common only if they are the same.
+    fn hash(&self) -> u64 {
+        let BatchShape { length, pad_token_id, labels_across_documents } = self.shape;
+        let taught = self.taught.as_ref().map(|((layout, pad_to), _)| (layout.to_json(), *pad_to));
+        // What is not named here follows from it.
+        fnv1a(format!("{:?}", (length, pad_token_id, labels_across_documents, self.most_rows, taught, self.marks, self.end)).as_bytes())
+    }
+
+    /// A ring of such slots.
+    pub fn publisher(&self) -> Result<Publisher> {
+        let mut publisher = Publisher::create(self.bytes(), self.fixed_bytes())?;
+        publisher.set_contents(self.hash());
+        Ok(publisher)
+    }
+
+    /// Opens such a ring of another process. One of other slots is refused.
+    pub fn open(&self, fd: BorrowedFd<'_>) -> Result<Arc<Ring>> {
+        let ring = Ring::open(fd, self.bytes())?;
+        if ring.contents() != self.hash() {
+            return Err(Error::new(Status::Corrupt, "ring refused: its batches have other parts than those that were agreed"));
+        }
+        Ok(ring)
     }
 
     /// Writes a batch that was made in this process, with the parts that are `wanted`, and where its lanes are now if they were at `before`.
@@ -108,7 +137,7 @@ impl SlotLayout {
         }
         match (&self.taught, batch.taught()) {
             (None, None) => {}
-            (Some((layout, places)), Some(taught)) if **layout == **taught.layout() => {
+            (Some(((layout, _), places)), Some(taught)) if **layout == **taught.layout() => {
                 let sizes = taught.sizes();
                 plain::of_mut::<u64>(&mut out[self.ragged..][..sizes.len() * 8]).copy_from_slice(&sizes);
                 for (i, at) in places.iter().enumerate() {
@@ -168,9 +197,9 @@ impl SlotLayout {
         let counts = Counts { rows: rows as usize, segments, tokens, valid_tokens, max_seqlen: max_seqlen as i32 };
         let held = Arc::new(held);
         let taught = match &self.taught {
-            Some((layout, places)) => {
+            Some(((layout, pad_to), places)) => {
                 let sizes = plain::of::<u64>(&held.bytes()[self.ragged..][..layout.dims().len() * 8]);
-                Some(Taught::in_slot(layout, counts.rows, sizes, places, held.clone())?)
+                Some(Taught::in_slot((layout, *pad_to), counts.rows, sizes, places, held.clone())?)
             }
             None => None,
         };
@@ -284,7 +313,7 @@ impl SlotView {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::segment::ring::{Peer, Publisher, Ring, Taken};
+    use crate::segment::ring::{Peer, Taken};
 
     const SHAPE: BatchShape = BatchShape { length: 6, pad_token_id: 9, labels_across_documents: false };
 
@@ -303,9 +332,9 @@ mod tests {
     }
 
     fn through_a_ring(layout: &Arc<SlotLayout>, before: &[Mark], now: &[Mark], marks: &mut [Mark]) -> Result<Batch> {
-        let mut server = Publisher::create(layout.bytes(), layout.fixed_bytes())?;
+        let mut server = layout.publisher()?;
         let seat = server.seat(0).unwrap();
-        let mut peer = Peer::new(Ring::open(server.fd(), layout.bytes())?, seat, 0, ())?;
+        let mut peer = Peer::new(layout.open(server.fd())?, seat, 0, ())?;
         hand_over(&mut server, &mut peer, layout, (before, now), marks)
     }
 
@@ -328,9 +357,9 @@ mod tests {
     #[test]
     fn a_batch_read_where_it_lies_is_the_one_that_was_written_and_outlives_the_ring() {
         let layout = Arc::new(SlotLayout::new(4, SHAPE, 3, None).unwrap());
-        let mut server = Publisher::create(layout.bytes(), layout.fixed_bytes()).unwrap();
+        let mut server = layout.publisher().unwrap();
         let seat = server.seat(0).unwrap();
-        let mut peer = Peer::new(Ring::open(server.fd(), layout.bytes()).unwrap(), seat, 0, ()).unwrap();
+        let mut peer = Peer::new(layout.open(server.fd()).unwrap(), seat, 0, ()).unwrap();
         let mut next = || hand_over(&mut server, &mut peer, &layout, (&[], &[]), &mut []).unwrap();
         let (first, here) = (next(), batch());
         let check = |there: &Batch| {
@@ -371,12 +400,12 @@ mod tests {
         }
         let spec = |name: &str, n: u64| crate::base::TensorSpec::new(name, [n], crate::base::DType::UInt8);
         let taught = Arc::new(Layout::new(vec![spec("a", 70), spec("b", 3)]).unwrap());
-        let layout = Arc::new(SlotLayout::new(4, SHAPE, 3, Some(taught.clone())).unwrap());
+        let layout = Arc::new(SlotLayout::new(4, SHAPE, 3, Some((taught.clone(), PadTo::Longest))).unwrap());
         let samples = || [Some(10), None, None, Some(20)].map(|s| s.map(|n| Box::new(Part(n)) as Box<dyn super::super::taught::Sample>)).into();
         let here = || batch().with_taught(Some(Taught::stack(&taught, crate::recipe::PadTo::Longest, samples(), &Arc::default()).unwrap()));
-        let mut server = Publisher::create(layout.bytes(), layout.fixed_bytes()).unwrap();
+        let mut server = layout.publisher().unwrap();
         let seat = server.seat(0).unwrap();
-        let mut peer = Peer::new(Ring::open(server.fd(), layout.bytes()).unwrap(), seat, 0, ()).unwrap();
+        let mut peer = Peer::new(layout.open(server.fd()).unwrap(), seat, 0, ()).unwrap();
         let slot = server.slot(1).unwrap().unwrap();
         assert!(layout.write(&batch(), 0, &[], &[], server.bytes(slot)).is_err(), "a batch without what it should have");
         layout.write(&here(), 0, &[], &[], server.bytes(slot)).unwrap();
@@ -404,35 +433,54 @@ mod tests {
             }
         }
         use crate::base::{DType, Dim, TensorSpec};
-        let taught = Arc::new(Layout::new(vec![TensorSpec::new("x", [Dim::up_to("seq", 4).unwrap()], DType::UInt8)]).unwrap());
-        let sample = |length: u64| {
-            let mut bytes = vec![7; taught.nbytes()];
-            taught.begin(&mut bytes);
-            taught.set_length(&mut bytes, "seq", length).unwrap();
-            Some(Box::new(Whole(bytes)) as Box<dyn super::super::taught::Sample>)
-        };
-        let samples = vec![sample(1), None, None, sample(3)];
-        let here = batch().with_taught(Some(Taught::stack(&taught, crate::recipe::PadTo::Longest, samples, &Arc::default()).unwrap()));
-        let layout = Arc::new(SlotLayout::new(4, SHAPE, 3, Some(taught.clone())).unwrap());
-        let mut server = Publisher::create(layout.bytes(), layout.fixed_bytes()).unwrap();
-        let seat = server.seat(0).unwrap();
-        let mut peer = Peer::new(Ring::open(server.fd(), layout.bytes()).unwrap(), seat, 0, ()).unwrap();
-        let mut through = |spoil: bool| {
-            let slot = server.slot(1).unwrap().unwrap();
-            let bytes = server.bytes(slot);
-            layout.write(&here, 0, &[], &[], bytes).unwrap();
-            if spoil {
-                bytes[layout.ragged] = 5;
-            }
-            server.publish(slot);
-            let Taken::Batch(held) = peer.take().unwrap() else { panic!("no batch") };
-            layout.read(held, &mut [], &Arc::default())
-        };
-        let there = through(false).unwrap();
-        let (a, b) = (there.taught().unwrap(), here.taught().unwrap());
-        assert_eq!((a.columns(), a.shape(0), there.row_hashes()), (b.columns(), &[4, 3][..], here.row_hashes()));
-        assert_eq!(there.detached().row_hashes(), here.row_hashes());
-        assert!(through(true).err().unwrap().message.contains("beyond its maximum"));
+        // The last rounds up beyond the dimension's maximum.
+        for (max, pad_to, size) in [(4, PadTo::Longest, 3), (4, PadTo::Max, 4), (3, PadTo::Multiple(4), 4)] {
+            let spec = |name: &str| TensorSpec::new(name, [Dim::up_to("seq", max).unwrap()], DType::Float64);
+            let taught = Arc::new(Layout::new(vec![spec("x"), spec("y")]).unwrap());
+            let sample = |length: u64| {
+                let mut bytes: Vec<u8> = (0..taught.nbytes()).map(|i| i as u8 + 1).collect();
+                taught.begin(&mut bytes);
+                taught.set_length(&mut bytes, "seq", length).unwrap();
+                Some(Box::new(Whole(bytes)) as Box<dyn super::super::taught::Sample>)
+            };
+            let samples = vec![sample(1), None, None, sample(3)];
+            let here = batch().with_taught(Some(Taught::stack(&taught, pad_to, samples, &Arc::default()).unwrap()));
+            let layout = Arc::new(SlotLayout::new(4, SHAPE, 3, Some((taught.clone(), pad_to))).unwrap());
+            let mut server = layout.publisher().unwrap();
+            let seat = server.seat(0).unwrap();
+            let mut peer = Peer::new(layout.open(server.fd()).unwrap(), seat, 0, ()).unwrap();
+            let mut through = |spoil: bool| {
+                let slot = server.slot(1).unwrap().unwrap();
+                let bytes = server.bytes(slot);
+                layout.write(&here, 0, &[], &[], bytes).unwrap();
+                if spoil {
+                    bytes[layout.ragged] = 5;
+                }
+                server.publish(slot);
+                let Taken::Batch(held) = peer.take().unwrap() else { panic!("no batch") };
+                layout.read(held, &mut [], &Arc::default())
+            };
+            let there = through(false).unwrap();
+            let (a, b) = (there.taught().unwrap(), here.taught().unwrap());
+            assert_eq!((a.columns(), a.shape(0), there.row_hashes()), (b.columns(), &[4, size][..], here.row_hashes()));
+            assert_eq!(there.detached().row_hashes(), here.row_hashes());
+            assert!(through(true).err().unwrap().message.contains("beyond its maximum"));
+        }
+    }
+
+    #[test]
+    fn a_ring_whose_slots_have_other_parts_is_refused_though_they_are_as_long() {
+        use crate::base::{DType, TensorSpec};
+        let taught = |dtype| Some((Arc::new(Layout::new(vec![TensorSpec::new("x", [4], dtype)]).unwrap()), PadTo::Longest));
+        let layout = |rows, taught| SlotLayout::new(rows, SHAPE, 3, taught).unwrap();
+        let ours = layout(4, taught(DType::Int32));
+        let server = ours.publisher().unwrap();
+        assert!(layout(4, taught(DType::Int32)).open(server.fd()).is_ok());
+        for other in [layout(4, taught(DType::Float32)), layout(4, None), layout(3, taught(DType::Int32))] {
+            let refused = other.open(server.fd()).err().unwrap();
+            assert!(refused.message.contains("other parts") || refused.message.contains("its size"), "{refused}");
+        }
+        assert!(layout(4, taught(DType::Float32)).open(server.fd()).is_err_and(|e| e.message.contains("other parts")));
     }
 
     #[test]

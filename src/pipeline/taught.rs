@@ -81,13 +81,23 @@ enum Bytes {
     Slot(Arc<Held>, Vec<usize>),
 }
 
+/// The largest size that each ragged dimension may have in a batch: beyond its maximum, where sizes are rounded up.
+fn most_sizes(layout: &Layout, pad_to: PadTo) -> Vec<u64> {
+    layout.dims().into_iter().map(|(_, max)| pad_to.size(max, max)).collect()
+}
+
 /// The most bytes that each tensor of `rows` rows may have: the layout's, then lengths and mask of each ragged dimension.
-pub(super) fn most_bytes(layout: &Layout, rows: usize) -> Result<Vec<usize>> {
+pub(super) fn most_bytes(layout: &Layout, pad_to: PadTo, rows: usize) -> Result<Vec<usize>> {
     let too_large = || Error::invalid(format!("what teachers make of {rows} rows is too large for one slot; set microbatch_size"));
-    let times = |each: usize| each.checked_mul(rows).filter(|n| *n < 1 << 38).ok_or_else(too_large);
-    let mut all = layout.specs().iter().map(|spec| times(spec.nbytes()?)).collect::<Result<Vec<_>>>()?;
-    for (_, most) in layout.dims() {
-        all.extend([times(8)?, times(most as usize)?]);
+    let product = |element: usize, shape: &[u64]| {
+        let each = shape.iter().try_fold(element, |n, size| n.checked_mul(usize::try_from(*size).ok()?));
+        each.and_then(|each| each.checked_mul(rows)).filter(|n| *n < 1 << 38).ok_or_else(too_large)
+    };
+    let sizes = most_sizes(layout, pad_to);
+    let of_spec = |spec: &TensorSpec| product(spec.dtype.size(), &shape_with(layout, spec, &sizes));
+    let mut all = layout.specs().iter().map(of_spec).collect::<Result<Vec<_>>>()?;
+    for size in sizes {
+        all.extend([product(8, &[])?, product(1, &[size])?]);
     }
     Ok(all)
 }
@@ -140,10 +150,10 @@ impl Taught {
         of_dim(dim, rows as i64, size)
     }
 
-    /// Of `rows` rows that another process made, in a slot. `sizes` are those of the ragged dimensions.
-    pub(super) fn in_slot(layout: &Arc<Layout>, rows: usize, sizes: &[u64], places: &[usize], held: Arc<Held>) -> Result<Taught> {
+    /// Of `rows` rows that another process made, in a slot. `sizes` are those of the ragged dimensions, which it made as `pad_to` says.
+    pub(super) fn in_slot((layout, pad_to): (&Arc<Layout>, PadTo), rows: usize, sizes: &[u64], places: &[usize], held: Arc<Held>) -> Result<Taught> {
         let corrupt = |what: &str| Error::new(Status::Corrupt, format!("a batch in shared memory is damaged: {what}"));
-        if layout.dims().iter().zip(sizes).any(|((_, most), size)| size > most) {
+        if most_sizes(layout, pad_to).iter().zip(sizes).any(|(most, size)| size > most) {
             return Err(corrupt("a ragged dimension is beyond its maximum"));
         }
         let mut columns = of_specs(layout, rows as i64, sizes);
@@ -417,6 +427,15 @@ mod tests {
         let Bytes::Copied(buffers) = &taught.bytes else { panic!("ragged samples are copied") };
         assert_eq!((buffers[i].len(), taught.start(i)), (taught.columns()[i].nbytes(), buffers[i].start().cast_const()));
         (taught.shape(i).to_vec(), buffers[i].bytes().to_vec())
+    }
+
+    #[test]
+    fn the_most_bytes_are_those_of_dimensions_that_are_rounded_up() {
+        let layout = Layout::new(vec![TensorSpec::new("x", [Dim::up_to("n", 9).unwrap(), Dim::from(2)], DType::Int16)]).unwrap();
+        for (pad_to, most) in [(PadTo::Longest, 9), (PadTo::Max, 9), (PadTo::Multiple(4), 12), (PadTo::Multiple(3), 9), (PadTo::Multiple(10), 10)] {
+            assert_eq!(most_bytes(&layout, pad_to, 5).unwrap(), [5 * most * 2 * 2, 5 * 8, 5 * most], "{pad_to:?}");
+        }
+        assert!(most_bytes(&layout, PadTo::Multiple(1 << 40), 5).unwrap_err().message.contains("too large for one slot"));
     }
 
     #[test]

@@ -110,6 +110,11 @@ impl Ring {
         self.front().id.load(Ordering::Relaxed)
     }
 
+    /// What its server said of its slots; 0: nothing.
+    pub fn contents(&self) -> u64 {
+        self.front().contents.load(Ordering::Relaxed)
+    }
+
     /// Peers that have not come yet.
     pub fn awaited(&self) -> u32 {
         self.front().awaited.load(Ordering::Relaxed)

@@ -10,7 +10,7 @@ import pytest
 from conftest import House, wait_until
 from test_node_loader import heard, peer, said, serve
 
-from laneway import GenerateOptions, Loader, NodeLoader, Recipe, Server, TaskError, errors
+from laneway import GenerateOptions, Loader, NodeLoader, Recipe, Server, Task, TaskError, Worker, errors
 
 TEACHER = Path(__file__).with_name("node_teacher.py")
 
@@ -103,6 +103,14 @@ def test_a_broker_that_is_not_there_yet_is_an_error_and_the_next_call_tries_agai
         check(batch, 2)
 
 
+def test_a_time_out_says_what_the_servers_teachers_lack(house: House, taught: Path) -> None:
+    with Server(taught, name="g", generate=GenerateOptions(group="w"), progress=None), NodeLoader(taught, name="g", framework="numpy") as loader:
+        with pytest.raises(errors.Timeout, match="batch of step 0 was not ready in time; call again; its server: .*no worker"):
+            loader.next(3)
+        house.python(str(TEACHER), str(taught))
+        check(loader.next(120), 2)
+
+
 def test_a_row_that_is_given_up_is_an_error_on_every_peer(house: House, taught: Path) -> None:
     at = "    rows = tasks[0].rows\n"
     refuses = '    if any((t.lane, t.step) == (3, 2) for t in tasks):\n        raise RuntimeError("bad luck")\n'
@@ -115,6 +123,91 @@ def test_a_row_that_is_given_up_is_an_error_on_every_peer(house: House, taught: 
         for loader in peers:
             with pytest.raises(TaskError, match=r"row 2 of lane 3 (.|\n)*bad luck"):
                 loader.next(120)
+
+
+def test_a_failure_is_told_to_every_peer_even_if_another_has_gone_on_and_a_newcomer_moves_nobody(house: House, taught: Path) -> None:
+    mended = taught.with_name("mended")
+    at = "    rows = tasks[0].rows\n"
+    refuses = '    if any((t.lane, t.step) == (3, 12) for t in tasks) and not Path(sys.argv[2]).exists():\n        raise RuntimeError("bad luck")\n'
+    text = TEACHER.read_text().replace(at, refuses + at).replace("import sys\n", "import sys\nfrom pathlib import Path\n")
+    house.python("-c", text, str(taught), str(mended))
+    with Server(taught, name="g", peers=2, generate=GenerateOptions(group="f", max_attempts=2), progress=None):
+        first, second = (NodeLoader(taught, name="g", peers=2, framework="numpy") for _ in range(2))
+        for step in range(12):
+            for loader in (first, second):
+                assert loader.next(120).step == step  # type: ignore[union-attr]
+        with pytest.raises(TaskError, match="row 12 of lane 3"):
+            first.next(120)
+        with pytest.raises(errors.Refused, match="its beginning is gone"):
+            NodeLoader(taught, name="g", peers=2, framework="numpy").next(120)
+        mended.touch()
+        assert first.next(120).step == 12  # type: ignore[union-attr]
+        with pytest.raises(TaskError, match="row 12 of lane 3"):
+            second.next(120)
+        for loader in (second, first):
+            assert loader.next(120).step == 12 + (loader is first)  # type: ignore[union-attr]
+
+
+def test_a_server_in_the_place_of_another_teaches_as_it_did(house: House, taught: Path) -> None:
+    house.python(str(TEACHER), str(taught))
+    teaching = lambda: Server(taught, name="g", generate=GenerateOptions(group="s"), progress=None)  # noqa: E731
+    alone = lambda: Server(taught, name="g", generate=False, progress=None)  # noqa: E731
+    for before, after, what in ((teaching, alone, "serves rows alone"), (alone, teaching, "serves what teachers make too")):
+        with before():
+            loader = NodeLoader(taught, name="g", framework="numpy")
+            assert loader.next(120).step == 0  # type: ignore[union-attr]
+        with after():
+            with pytest.raises(errors.Refused, match=what):
+                for _ in range(20):
+                    loader.next(120)
+            for go in (lambda: loader.seek(1), lambda: loader.load_state_dict(loader.state_dict()), lambda: loader.next(120)):
+                with pytest.raises(errors.Refused, match=what):
+                    go()
+        with before():
+            loader.seek(7)
+            batch = loader.next(120)
+            assert batch is not None and batch.step == 7 and bool(batch.taught) == (before is teaching)
+
+
+RAGGED = """
+[generate]
+model_id = "m"
+layout = [{ name = "top", shape = ["said<=9", 3], dtype = "float32" }, { name = "ids", shape = ["said<=9"], dtype = "int32" }]
+batch_size = 2
+"""
+
+
+def say(tasks: list[Task]) -> None:
+    """Answers of 0 to 9 words."""
+    for task in tasks:
+        views = task.set_length(said=(3 * task.lane + task.step) % 10)
+        views["top"][:] = np.random.default_rng(task.seed).standard_normal(views["top"].shape)
+        views["ids"][:] = task.step
+
+
+@pytest.mark.parametrize("pad_to", ['"longest"', '"max"', "4"])
+def test_answers_of_different_lengths_are_those_of_an_in_process_loader(house: House, lanes: Path, folder: Path, pad_to: str) -> None:
+    recipe = folder / "ragged.toml"
+    recipe.write_text(Recipe.load(lanes).to_toml() + RAGGED + f"pad_to = {pad_to}\n")
+    worker = Worker(fill_fn=say, recipe=recipe, batch_size=2, framework="numpy")
+    worker.start()
+    with Server(recipe, name="g", peers=2, generate=GenerateOptions(group="node"), progress=None):
+        peers = [NodeLoader(recipe, name="g", peers=2, framework="numpy") for _ in range(2)]
+        with Loader(recipe, framework="numpy", generate=GenerateOptions(group="here")) as here:
+            sizes = set()
+            for _ in range(20):
+                want = next(here)
+                for loader in peers:
+                    batch = loader.next(120)
+                    assert batch is not None and (batch.step, batch.taught) == (want.step, ("top", "ids", "said_lengths", "said_mask"))
+                    for name in want.taught:
+                        np.testing.assert_array_equal(batch[name], want[name])
+                    assert batch.hashes.tolist() == want.hashes.tolist()
+                sizes.add(want["top"].shape[1])
+        for loader in peers:
+            loader.close()
+    worker.stop()
+    assert max(sizes) == (12 if pad_to == "4" else 9)
 
 
 def test_many_kept_batches_stop_nobody(house: House, taught: Path) -> None:

@@ -204,6 +204,22 @@ def test_a_seek_and_a_load_move_all_peers_of_a_rank_and_who_stays_is_told(folder
         assert next(a).hashes.tolist() == want[51][2], "a place that is there moves nobody"
 
 
+def test_a_server_of_another_recipe_in_the_place_of_one_is_refused_wherever_a_peer_goes(folder, lanes, lanes_folder):
+    other = lanes_folder / "other.toml"
+    other.write_text(RECIPE.replace("max_length = 32", "max_length = 64"))
+    with Server(lanes, name="t", progress=None):
+        loader = NodeLoader(lanes, name="t", framework="numpy")
+        assert next(loader).step == 0
+        state = loader.state_dict()
+    with Server(other, name="t", progress=None):
+        for go in (lambda: loader.seek(3), lambda: loader.load_state_dict(state), lambda: loader.next(60)):
+            with pytest.raises(errors.Refused, match=r"pack\.max_length is 64 there and 32 here"):
+                go()
+    with Server(lanes, name="t", progress=None):
+        loader.seek(3)
+        assert next(loader).hashes.tolist() == expected(lanes, batches=4)[0][3][2]
+
+
 def starve(loader):
     """Takes batches until none comes any more; how many, and what it says then."""
     for count in range(1000):
@@ -218,7 +234,8 @@ def test_a_new_run_waits_for_the_peers_of_the_one_before(folder, lanes):
     with Server(lanes, name="t", progress=None):
         # Nobody has said that there are two.
         a, b = (NodeLoader(lanes, name="t", framework="numpy") for _ in range(2))
-        assert (next(a).step, next(b).step) == (0, 0)
+        kept = next(a)  # so that its slot is not written over before the other comes
+        assert (kept.step, next(b).step) == (0, 0)
         a.seek(50)
         count, said = starve(a)
         assert 1 <= count <= 3 and "1 peers of this rank have not come yet" in said

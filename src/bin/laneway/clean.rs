@@ -88,6 +88,10 @@ impl Sweep {
         }
         for (path, meta) in ours(dir)? {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            // Of a node loader that is about to listen, or that `nodes` has looked at under its lock.
+            if name.starts_with("node-") {
+                continue;
+            }
             let is_socket = meta.file_type().is_socket() && (name.ends_with(".sock") || name.ends_with(".door"));
             if is_socket && !socket::is_listening(&path) {
                 self.remove(&path, "nobody listens");
@@ -169,6 +173,28 @@ fn maker(name: &str) -> Option<(u32, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use super::Sweep;
+    use laneway::exchange::broker::owner::Locked;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn the_socket_of_a_node_loader_that_is_just_starting_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("node-n.sock");
+        // Bound, and nobody listens any more: what somebody sees who looks between bind and listen.
+        drop(UnixListener::bind(&socket).unwrap());
+        let sweep = || {
+            let mut sweep = Sweep { dry: false, said: String::new() };
+            sweep.nodes(dir.path()).unwrap();
+            sweep.brokers(dir.path()).unwrap();
+            sweep.said
+        };
+        let starting = Locked::open(&dir.path().join("node-n.lock"), true).unwrap();
+        assert!(sweep().contains("kept") && socket.exists());
+        drop(starting);
+        assert!(sweep().contains("of a node loader that was killed") && !socket.exists());
+    }
+
     #[test]
     fn only_names_of_the_documented_form_are_understood() {
         assert_eq!(super::maker("lw_1f_ab12_0123abcd"), Some((0x1f, 0xab12)));

@@ -34,12 +34,18 @@ pub enum Command {
 }
 
 impl Command {
-    fn asker(&self) -> Option<u64> {
+    fn asker(&self) -> Option<&Arc<Connection>> {
         match self {
-            Command::Join(connection, ..) | Command::Ask(connection, _) | Command::Set(connection, _) => Some(connection.id),
+            Command::Join(connection, ..) | Command::Ask(connection, _) | Command::Set(connection, _) => Some(connection),
             Command::Leave(..) => None,
         }
     }
+}
+
+/// A panic as an error.
+fn caught<T>(doing: impl FnOnce() -> Result<T>) -> Result<T> {
+    let panicked = |_| Err(Error::new(Status::Panic, "the server's pipeline panicked; its log says where"));
+    catch_unwind(AssertUnwindSafe(doing)).unwrap_or_else(panicked)
 }
 
 /// What may be asked.
@@ -134,6 +140,8 @@ pub struct Feed {
     over: bool,
     failed: bool,
     stands: VecDeque<Stand>,
+    /// What the next batch waits for, as the ring says it.
+    delay: String,
     /// By connection, the seat in the ring of now; `None`: it sat in an older one.
     peers: BTreeMap<u64, Option<u32>>,
     /// Peers of older runs that have not said yet what they want, and how many more are expected.
@@ -157,7 +165,7 @@ impl Feed {
         let most = loader.recipe().batch.global_batch.pairs().iter().map(|(step, _)| loader.schedule().rows_at(*step));
         let rows = most.map(|each| loader.rank().microbatch_rows(each)).max().unwrap_or(1);
         let layout = Arc::new(SlotLayout::new(rows, loader.shape(), loader.rank().lanes.len() as u32, shared.taught())?);
-        let publisher = Publisher::create(layout.bytes(), layout.fixed_bytes())?;
+        let publisher = layout.publisher()?;
         inbox.inner().ring = Some(publisher.ring().clone());
         let numbers = Arc::new(RankNumbers::new(&shared.options.name, rank, shape.ranks, loader.meter.clone()));
         metrics::register(Noun::Node, &numbers);
@@ -172,6 +180,7 @@ impl Feed {
             over: false,
             failed: false,
             stands: VecDeque::new(),
+            delay: String::new(),
             peers: BTreeMap::new(),
             awaited: BTreeSet::new(),
             expected: shared.options.peers.max(shape.peers),
@@ -186,6 +195,7 @@ impl Feed {
     fn begin(&mut self) {
         let (step, microbatch) = self.loader.place();
         self.stands.clear();
+        self.delay.clear();
         self.stands.push_back(Stand { number: 0, step, microbatch, marks: self.loader.marks().to_vec() });
         (self.over, self.failed) = (false, false);
         self.numbers.runs.fetch_add(1, Ordering::Relaxed);
@@ -207,25 +217,34 @@ impl Feed {
             if stop {
                 break;
             }
-            let made = catch_unwind(AssertUnwindSafe(|| {
-                commands.into_iter().for_each(|command| {
-                    self.inbox.busy_for(command.asker());
+            for command in commands {
+                let asker = command.asker().cloned();
+                self.inbox.busy_for(asker.as_ref().map(|asker| asker.id));
+                // Each command by itself: those behind it are answered too.
+                let obeyed = caught(|| {
                     self.obey(command);
-                    self.inbox.busy_for(None);
+                    Ok(())
                 });
-                self.produce()
-            }));
-            match made.unwrap_or_else(|_| Err(Error::new(Status::Panic, "the server's pipeline panicked; its log says where"))) {
+                if let Err(error) = obeyed {
+                    asker.iter().for_each(|asker| asker.send(&FromServer::from(&error), &[]));
+                    self.fail(&error);
+                }
+                self.inbox.busy_for(None);
+            }
+            match caught(|| self.produce()) {
                 Ok(true) => {}
                 Ok(false) => self.wait(),
-                Err(error) => {
-                    tracing::error!("rank {}: {error}", self.rank);
-                    self.publisher.end(End::Failed(&error));
-                    (self.over, self.failed) = (true, true);
-                }
+                Err(error) => self.fail(&error),
             }
         }
         self.shared.agreement.leaves(self.rank);
+    }
+
+    /// The run cannot go on; its peers are told why.
+    fn fail(&mut self, error: &Error) {
+        tracing::error!("rank {}: {error}", self.rank);
+        self.publisher.end(End::Failed(error));
+        (self.over, self.failed) = (true, true);
     }
 
     /// For whoever asks what the rank is doing.
@@ -271,7 +290,10 @@ impl Feed {
                 self.over = true;
                 return Ok(true);
             }
-            Err(e) if e.status == Status::Timeout => return Ok(true),
+            Err(e) if e.status == Status::Timeout => {
+                self.delayed(e.message);
+                return Ok(true);
+            }
             // A stop of the server: the next look at the inbox says so.
             Err(e) if e.status == Status::Interrupted => return Ok(true),
             Err(e) => return Err(e),
@@ -279,6 +301,7 @@ impl Feed {
         let now = self.loader.marks().to_vec();
         let before = &self.stands.back().expect("a run has a beginning").marks;
         self.layout.write(&batch, self.publisher.wanted(), before, &now, self.publisher.bytes(slot))?;
+        self.delayed(String::new());
         self.publisher.publish(slot);
         let (step, microbatch) = self.loader.place();
         self.stands.push_back(Stand { number: self.publisher.head(), step, microbatch, marks: now });
@@ -286,6 +309,14 @@ impl Feed {
             self.stands.pop_front();
         }
         Ok(true)
+    }
+
+    /// Has peers know what the next batch waits for.
+    fn delayed(&mut self, why: String) {
+        if why != self.delay {
+            self.publisher.delay(&why);
+            self.delay = why;
+        }
     }
 
     fn obey(&mut self, command: Command) {
@@ -337,7 +368,7 @@ impl Feed {
         let number = match at {
             // What was made before a failure is for all who are still here, and the failure after it.
             At::Start if self.whole && (!self.failed || others) && self.publisher.oldest() == 0 => 0,
-            At::Start if others && !self.failed => {
+            At::Start if others => {
                 let step = self.loader.step();
                 let hint = "say how many peers a rank has (peers) so that its beginning is kept for all, or load the state of the others";
                 return Err(Error::new(
@@ -419,7 +450,7 @@ impl Feed {
 
     /// Puts the pipeline elsewhere and begins another run there. Number 0 of it is what comes next.
     fn restart(&mut self, by: &Arc<Connection>, peers: u32, again: bool, whole: bool, put: impl FnOnce(&mut Loader) -> Result<()>) -> Result<u64> {
-        let fresh = Publisher::create(self.layout.bytes(), self.layout.fixed_bytes())?;
+        let fresh = self.layout.publisher()?;
         put(&mut self.loader)?;
         let mut old = std::mem::replace(&mut self.publisher, fresh);
         let said = Error::new(
@@ -432,7 +463,10 @@ impl Feed {
                 by.pid
             ),
         );
-        old.end(if again { End::Moved } else { End::Replaced(&said) });
+        // Whoever has not looked yet is still to learn of a failure; each tries again after that, and finds the new run.
+        if !(self.failed && again) {
+            old.end(if again { End::Moved } else { End::Replaced(&said) });
+        }
         for (id, seat) in &mut self.peers {
             *seat = None;
             if *id != by.id {

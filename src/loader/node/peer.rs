@@ -4,7 +4,7 @@
 use super::door;
 use super::link::Link;
 use super::message::{At, FromServer, ToServer, pack, unpack};
-use super::server::Description;
+use super::server::{Description, taught};
 use crate::base::{Error, Result, Status, Stop};
 use crate::exchange::spin::Spin;
 use crate::loader::about::About;
@@ -14,7 +14,7 @@ use crate::os::clock;
 use crate::pipeline::{Batch, BatchShape, Buffers, Checkpoint, Mark, Meta, ModelChange, SlotLayout, WithinStep};
 use crate::plan::{BatchSchedule, RankLanes};
 use crate::recipe::{Recipe, difference};
-use crate::segment::ring::{Peer, Ring, Taken};
+use crate::segment::ring::{Peer, Taken};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -71,6 +71,8 @@ pub struct NodeLoader {
     options: ConnectOptions,
     path: PathBuf,
     recipe: Recipe,
+    /// Whether its server asks teachers, as each later one of its name must.
+    teaches: bool,
     about: About,
     cache_dir: Option<PathBuf>,
     schedule: BatchSchedule,
@@ -117,8 +119,7 @@ impl NodeLoader {
             pad_token_id: said.about.pad_token_id,
             labels_across_documents: pack.labels_across_documents,
         };
-        let taught = served.generate.as_ref().filter(|_| said.teaches).map(|generate| Arc::new(generate.layout.clone()));
-        let layout = Arc::new(SlotLayout::new(rows, shape, lanes.lanes.len() as u32, taught)?);
+        let layout = Arc::new(SlotLayout::new(rows, shape, lanes.lanes.len() as u32, taught(&served, said.teaches))?);
         let spin = Spin::new(options.spin_us);
         let names = served.datasets.iter().map(|dataset| dataset.spec.name.clone());
         let meter = Arc::new(Meter::new(options.rank, options.ranks, Some(options.name.clone()), names));
@@ -126,6 +127,7 @@ impl NodeLoader {
         Ok(NodeLoader {
             path,
             recipe: served,
+            teaches: said.teaches,
             about: said.about,
             cache_dir: said.cache_dir,
             schedule,
@@ -239,7 +241,8 @@ impl NodeLoader {
             let awaited = peer.ring().awaited();
             let others = if awaited > 0 { format!("; {awaited} peers of this rank have not come yet, and are waited for") } else { String::new() };
             let (rank, step) = (self.options.rank, self.step);
-            return Err(Error::new(Status::Timeout, format!("rank {rank}: the batch of step {step} was not ready in time; call again{others}")));
+            let why = Some(peer.delay()).filter(|why| !why.is_empty()).map_or_else(String::new, |why| format!("; its server: {why}"));
+            return Err(Error::new(Status::Timeout, format!("rank {rank}: the batch of step {step} was not ready in time; call again{others}{why}")));
         }
         Ok(())
     }
@@ -294,12 +297,26 @@ impl NodeLoader {
 
     fn try_to_come(&mut self) -> Result<()> {
         if self.link.as_ref().is_none_or(|link| link.is_gone()) {
-            self.leave();
-            let link = Link::open(&self.path, &self.options.name, Instant::now(), &self.options.stop)?;
-            agree(&self.options.name, &self.recipe, &Recipe::parse(&described(&link)?.recipe, None)?)?;
-            self.link = Some(Arc::new(link));
+            self.link_again(Instant::now())?;
         }
         self.join_here(self.meta.is_some())
+    }
+
+    /// Looks for a server until `deadline`. One that came in the place of another must serve the same.
+    fn link_again(&mut self, deadline: Instant) -> Result<()> {
+        self.leave();
+        let name = &self.options.name;
+        let link = Link::open(&self.path, name, deadline, &self.options.stop)?;
+        let said = described(&link)?;
+        agree(name, &self.recipe, &Recipe::parse(&said.recipe, None)?)?;
+        if said.teaches != self.teaches {
+            let shown = |teaches: bool| if teaches { "what teachers make too" } else { "rows alone" };
+            let (theirs, ours) = (shown(said.teaches), shown(self.teaches));
+            let hint = "start it as the one before, or make a new loader";
+            return Err(Error::new(Status::Refused, format!("the node loader '{name}' serves {theirs}; the one before served {ours}; {hint}")));
+        }
+        self.link = Some(Arc::new(link));
+        Ok(())
     }
 
     fn join_here(&mut self, again: bool) -> Result<()> {
@@ -341,7 +358,7 @@ impl NodeLoader {
         let (answer, fds) = self.ask(&join, &fds)?;
         let link = self.link.clone().ok_or_else(|| Error::invalid("no connection"))?;
         let FromServer::Joined { seat, number, bytes } = answer else { return Err(link.nonsense(&answer)) };
-        let ring = Ring::open(fds.first().ok_or_else(|| link.nonsense(&answer))?.as_fd(), self.layout.bytes())?;
+        let ring = self.layout.open(fds.first().ok_or_else(|| link.nonsense(&answer))?.as_fd())?;
         let given = match fds.get(1) {
             Some(fd) => Some(Checkpoint::from_bytes(&unpack(fd, bytes, "the state")?)?),
             None => None,
@@ -391,15 +408,11 @@ impl NodeLoader {
 
     fn connected(&mut self) -> Result<()> {
         let until = Instant::now() + self.options.patience;
-        if self.link.as_ref().is_none_or(|link| link.is_gone()) {
-            self.leave();
-            let link = loop {
-                match Link::open(&self.path, &self.options.name, until, &self.options.stop) {
-                    Err(e) if e.status == Status::PeerDead && Instant::now() < until => {}
-                    link => break link?,
-                }
-            };
-            self.link = Some(Arc::new(link));
+        while self.link.as_ref().is_none_or(|link| link.is_gone()) {
+            match self.link_again(until) {
+                Err(e) if e.status == Status::PeerDead && Instant::now() < until => {}
+                linked => linked?,
+            }
         }
         Ok(())
     }

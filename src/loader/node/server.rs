@@ -5,7 +5,7 @@ use super::door::Door;
 use super::feed::{Command, Feed, Question, Running};
 use super::message::{At, FromServer, ToServer, VERSION, pack};
 use crate::base::metrics::{self, Metered, Noun};
-use crate::base::{Error, Layout, Result, Status, Stop};
+use crate::base::{Error, Result, Status, Stop};
 use crate::exchange::door::{self, Arrived};
 use crate::loader::about::About;
 use crate::loader::page::{FOLDERS, Page};
@@ -13,7 +13,7 @@ use crate::loader::{Loader, Options, Parts, Progress};
 use crate::os::event::Event;
 use crate::os::poller::Poller;
 use crate::os::{host, process, socket};
-use crate::pipeline::{Function, ModelChange, OperatorMaker};
+use crate::pipeline::{Function, ModelChange, OperatorMaker, TaughtLayout};
 use crate::recipe::Recipe;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
@@ -26,6 +26,11 @@ use std::time::{Duration, Instant};
 
 /// Connections that are open at once: peers, and whoever asks how it is.
 const MOST_CONNECTIONS: usize = 4096;
+
+/// What lies in slots of what teachers make, if they are asked.
+pub(super) fn taught(recipe: &Recipe, teaches: bool) -> Option<TaughtLayout> {
+    recipe.generate.as_ref().filter(|_| teaches).map(|generate| (Arc::new(generate.layout.clone()), generate.pad_to))
+}
 
 /// What a server serves, and how.
 #[derive(Clone)]
@@ -111,8 +116,8 @@ impl Shared {
     }
 
     /// What teachers make of a row, where they are asked.
-    pub fn taught(&self) -> Option<Arc<Layout>> {
-        self.parts.recipe.generate.as_ref().filter(|_| self.options.loader.generate.is_some()).map(|g| Arc::new(g.layout.clone()))
+    pub fn taught(&self) -> Option<TaughtLayout> {
+        taught(&self.parts.recipe, self.options.loader.generate.is_some())
     }
 
     /// The process's entry of `nodes`.

@@ -1,7 +1,7 @@
 //! A peer's side of a ring.
 
 use super::words::{ENDED, Found, MOVED, Seat};
-use super::{Ring, SEATS, SLOTS, TEXT_WORDS};
+use super::{Ring, SEATS, SLOTS};
 use crate::base::{Error, Result, Status};
 use crate::os::futex;
 use crate::segment::sync::Ordering;
@@ -90,15 +90,17 @@ impl<K: Send + Sync + 'static> Peer<K> {
 
     fn failure(&self) -> Error {
         let front = self.seat.ring.front();
-        let len = (front.text_len.load(Ordering::Relaxed) as usize).min(TEXT_WORDS * 8);
-        let mut bytes: Vec<u8> = front.text.iter().take(len.div_ceil(8)).flat_map(|w| w.load(Ordering::Relaxed).to_le_bytes()).collect();
-        bytes.truncate(len);
-        Error::new(Status::of(front.status.load(Ordering::Relaxed) as i32), String::from_utf8_lossy(&bytes))
+        Error::new(Status::of(front.status.load(Ordering::Relaxed) as i32), front.said())
     }
 
     /// Whether [`Peer::take`] would find something else than nothing.
     pub fn is_ready(&self) -> bool {
         self.seat.ring.front().is_ready(self.next)
+    }
+
+    /// What the next batch waits for, as the server has said; empty: nothing that it knows.
+    pub fn delay(&self) -> String {
+        self.seat.ring.front().said()
     }
 
     /// Sleeps until there is something, or `timeout` (at most a slice) has passed.

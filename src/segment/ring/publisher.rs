@@ -2,7 +2,7 @@
 
 use super::ledger::Ledger;
 use super::words::{ENDED, FAILED, MOVED, NOBODY, REPLACED};
-use super::{Ring, SEATS, TEXT_WORDS};
+use super::{Ring, SEATS};
 use crate::base::{Error, Result};
 use crate::os::{futex, memory};
 use crate::segment::sync::Ordering;
@@ -29,6 +29,11 @@ impl Publisher {
     /// The ring, for whoever has to knock.
     pub fn ring(&self) -> &Arc<Ring> {
         &self.ring
+    }
+
+    /// Says, before any peer has the ring, what lies where in a slot: a hash of it.
+    pub fn set_contents(&mut self, hash: u64) {
+        self.ring.front().contents.store(hash, Ordering::Relaxed);
     }
 
     /// What peers map.
@@ -127,20 +132,16 @@ impl Publisher {
         }
     }
 
+    /// Says what the next batch waits for, for those who do not want to wait any longer; empty: for nothing.
+    pub fn delay(&mut self, why: &str) {
+        self.ring.front().say(why);
+    }
+
     /// Says that no batch comes any more, and why.
     pub fn end(&mut self, why: End<'_>) {
         let front = self.ring.front();
         if let End::Failed(error) | End::Replaced(error) = why {
-            let mut len = error.message.len().min(TEXT_WORDS * 8);
-            while !error.message.is_char_boundary(len) {
-                len -= 1;
-            }
-            for (word, bytes) in front.text.iter().zip(error.message.as_bytes()[..len].chunks(8)) {
-                let mut buffer = [0u8; 8];
-                buffer[..bytes.len()].copy_from_slice(bytes);
-                word.store(u64::from_le_bytes(buffer), Ordering::Relaxed);
-            }
-            front.text_len.store(len as u32, Ordering::Relaxed);
+            front.say(&error.message);
             front.status.store(error.status as i32 as u32, Ordering::Relaxed);
         }
         let state = match why {

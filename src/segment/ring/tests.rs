@@ -108,6 +108,21 @@ fn the_end_and_an_error_come_after_the_last_batch() {
 }
 
 #[test]
+fn what_a_batch_waits_for_is_told_until_it_comes_and_cut_where_there_is_no_room() {
+    let mut server = publisher();
+    let peer = join(&mut server, 0);
+    assert_eq!(peer.delay(), "");
+    for said in ["no worker is attached", "é", ""] {
+        server.delay(said);
+        assert_eq!(peer.delay(), said);
+    }
+    server.delay(&"é".repeat(TEXT_WORDS * 8));
+    assert_eq!(peer.delay(), "é".repeat(TEXT_WORDS * 4));
+    peer.ring().front().text_version.fetch_add(1, Ordering::Relaxed);
+    assert_eq!(peer.delay(), "", "the server is writing");
+}
+
+#[test]
 fn who_was_replaced_is_told_at_once_and_who_was_moved_after_the_last_batch() {
     for moved in [false, true] {
         let mut server = publisher();

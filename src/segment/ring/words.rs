@@ -45,6 +45,8 @@ pub struct Front {
     pub slot_bytes: AtomicU64,
     /// A random name.
     pub id: AtomicU64,
+    /// A hash of what lies where in a slot.
+    pub contents: AtomicU64,
     /// Batches published.
     pub head: Word64,
     /// Rung after a batch for those who sleep.
@@ -57,6 +59,8 @@ pub struct Front {
     pub state: Word32,
     pub status: AtomicU32,
     pub text_len: AtomicU32,
+    /// Odd while the server writes the text: a peer that sees another number afterwards has read nothing.
+    pub text_version: AtomicU32,
     /// Seats that were ever given: the others need not be looked at.
     pub used: AtomicU32,
     /// Peers that have not come yet, for messages.
@@ -89,6 +93,7 @@ impl Front {
             magic: wide(),
             slot_bytes: wide(),
             id: wide(),
+            contents: wide(),
             head: Word64(wide()),
             bell: Word32(narrow()),
             room: Word32(narrow()),
@@ -96,6 +101,7 @@ impl Front {
             state: Word32(narrow()),
             status: narrow(),
             text_len: narrow(),
+            text_version: narrow(),
             used: narrow(),
             awaited: narrow(),
             entries: std::array::from_fn(|_| narrow()),
@@ -124,6 +130,40 @@ impl Front {
         self.entries[(batch % SLOTS as u64) as usize].store(slot, Ordering::Relaxed);
         // Release: pairs with the Acquire in `take`.
         self.head.0.store(batch + 1, Ordering::Release);
+    }
+
+    /// Server: says why there is no batch (yet). As much of it as there is room for.
+    pub fn say(&self, text: &str) {
+        let mut len = text.len().min(TEXT_WORDS * 8);
+        while !text.is_char_boundary(len) {
+            len -= 1;
+        }
+        let version = self.text_version.load(Ordering::Relaxed);
+        self.text_version.store(version.wrapping_add(1), Ordering::Relaxed);
+        // Pairs with the fence in `said`: whoever read a word of this text sees that the version has changed.
+        fence(Ordering::Release);
+        for (word, bytes) in self.text.iter().zip(text.as_bytes()[..len].chunks(8)) {
+            let mut buffer = [0u8; 8];
+            buffer[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_le_bytes(buffer), Ordering::Relaxed);
+        }
+        self.text_len.store(len as u32, Ordering::Relaxed);
+        // Release: whoever sees this version sees all of its text.
+        self.text_version.store(version.wrapping_add(2), Ordering::Release);
+    }
+
+    /// Peer: what the server has said; nothing if it says something else just now.
+    pub fn said(&self) -> String {
+        let version = self.text_version.load(Ordering::Acquire);
+        let len = (self.text_len.load(Ordering::Relaxed) as usize).min(TEXT_WORDS * 8);
+        let words = self.text.iter().take(len.div_ceil(8));
+        let mut bytes: Vec<u8> = words.flat_map(|w| w.load(Ordering::Relaxed).to_le_bytes()).collect();
+        bytes.truncate(len);
+        fence(Ordering::Acquire);
+        if !version.is_multiple_of(2) || self.text_version.load(Ordering::Relaxed) != version {
+            return String::new();
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 
     /// Server, after a change that peers wait for: whether one of those peers sleeps.
