@@ -258,6 +258,79 @@ fn stand_in_worker_that_closes_publishes_what_it_has_committed() {
     });
 }
 
+/// Whatever its tasks' samples: the others are not lost with the one that is wrong.
+#[test]
+fn stand_in_commit_with_a_task_that_is_named_twice_commits_nothing() {
+    alone("overlap::stand_in_commit_with_a_task_that_is_named_twice_commits_nothing", &[], || {
+        let room = Room::new();
+        let _broker = room.broker();
+        let gpu = Gpu::new(0);
+        let student = student(&room, WORDS, |o| {
+            (o.medium, o.slot_count, o.prefetch, o.max_workers, o.max_batch) = (CUDA, 4, 3, 2, 2);
+        });
+        student.set_model(model("m"), patience()).unwrap();
+        nothing_comes(&student);
+        let worker = local_worker(&room, 2, MakeOn::StudentsDevice);
+        let mut tasks: Vec<Task> = Vec::new();
+        worker.take(2, &mut tasks, patience()).unwrap();
+        let read: Vec<_> = tasks.iter().map(|t| payload(t.lane, t.step, t.generation, t.capacity)).collect();
+        tasks.iter().zip(&read).for_each(|(t, bytes)| gpu.upload(t.data, bytes));
+        let all: Vec<(u64, usize)> = tasks.iter().map(|t| (t.id, t.capacity)).collect();
+        let stream = Stream(gpu.stream as usize);
+        for wrong in [all[0], (u64::MAX, all[0].1)] {
+            let e = worker.commit_on(&[all[0], all[1], wrong], stream).unwrap_err();
+            assert_eq!((e.status, worker.stats().pending, worker.stats().made), (Status::InvalidArgument, 0, 0), "{e}");
+        }
+        assert_eq!(worker.commit_on(&all, stream).unwrap(), 2);
+        (0..2).for_each(|step| assert_eq!(next(&student).step, step));
+    });
+}
+
+/// Commits that wait for an event while their worker is closed: each is published or given back, whichever comes first.
+#[test]
+fn stand_in_commit_beside_a_close_is_published_or_given_back() {
+    alone("overlap::stand_in_commit_beside_a_close_is_published_or_given_back", &[], || {
+        for _ in 0..10 {
+            let room = Room::new();
+            let _broker = room.broker();
+            let (student, worker) = pair(&room, 66, MakeOn::StudentsDevice);
+            let committed = AtomicU64::new(0);
+            std::thread::scope(|s| {
+                let hold = Gpu::hold();
+                s.spawn(|| {
+                    let gpu = Gpu::new(0);
+                    let mut read = Vec::new();
+                    for _ in 0..65 {
+                        let mut tasks: Vec<Task> = Vec::new();
+                        if worker.take(1, &mut tasks, patience()).is_err() {
+                            break;
+                        }
+                        read.push(payload(tasks[0].lane, tasks[0].step, tasks[0].generation, tasks[0].capacity));
+                        gpu.upload(tasks[0].data, &read[read.len() - 1]);
+                        // The last one may find its task given back.
+                        let _ = worker.commit_on(&[(tasks[0].id, tasks[0].capacity)], Stream(gpu.stream as usize));
+                        committed.fetch_add(1, Ordering::SeqCst);
+                    }
+                    gpu.synchronize();
+                });
+                wait_until("all events are in use", || committed.load(Ordering::SeqCst) == 64);
+                nothing_comes(&student);
+                s.spawn(|| worker.close());
+                drop(hold);
+            });
+            assert_eq!(worker.stats().pending, 0);
+            (0..64).for_each(|step| assert_eq!(next(&student).step, step));
+            drop(worker);
+            let other = local_worker(&room, 1, MakeOn::StudentsDevice);
+            std::thread::scope(|s| {
+                s.spawn(|| serve(&other));
+                assert_eq!(next(&student).step, 64);
+                other.stop();
+            });
+        }
+    });
+}
+
 /// The slots of a killed worker's pending commits are not used again before its process is gone.
 #[test]
 fn stand_in_worker_killed_with_commits_pending_keeps_its_slots_until_its_process_is_gone() {
