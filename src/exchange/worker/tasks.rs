@@ -174,6 +174,7 @@ impl Inner {
                 tasks.push(serve.tasks.swap_remove(index));
             }
             wanted += tasks.iter().filter(|t| t.is_wanted()).count() as u32;
+            tasks.iter().for_each(|t| _ = t.attachment.pending.fetch_add(1, Ordering::Relaxed));
             later.push(Commit { tasks, mark });
             kept.append(&mut part.ids);
         }
@@ -202,12 +203,18 @@ impl Inner {
     pub(super) fn publish_late(&self, tasks: Vec<InHand>, failure: Option<&str>) {
         let mut serve = self.serve();
         for task in tasks {
+            let attachment = task.attachment.clone();
             match failure {
                 None => _ = self.publish_sample(&mut serve, task),
                 Some(text) => {
                     tracing::error!("task (lane {}, step {}), which was committed: {text}", task.lane, task.step);
                     self.publish_failure(&mut serve, task, text);
                 }
+            }
+            attachment.pending.fetch_sub(1, Ordering::Relaxed);
+            if attachment.waits_for_device.swap(false, Ordering::Relaxed) {
+                attachment.block(0, 0);
+                futex::ring(self.bell.word());
             }
         }
     }
