@@ -128,6 +128,48 @@ fn a_failing_task_is_tried_again_and_then_surfaces_with_its_text() {
 }
 
 #[test]
+fn a_commit_with_a_task_that_is_not_in_hand_commits_nothing() {
+    let room = Room::new();
+    let _broker = room.broker();
+    let student = student(&room, 8, |o| (o.slot_count, o.prefetch) = (4, 3));
+    let w = worker(&room, 8, 3);
+    student.set_model(model("m"), patience()).unwrap();
+    assert_eq!(student.next(1, &mut Vec::new(), clock::after(Duration::from_millis(20))).unwrap_err().status, Status::Timeout);
+    let mut tasks = Vec::new();
+    w.take(3, &mut tasks, patience()).unwrap();
+    tasks.iter().for_each(fill);
+    let all: Vec<(u64, usize)> = tasks.iter().map(|t| (t.id, t.capacity)).collect();
+    for (wrong, why) in [((u64::MAX, 64), "is not in hand"), (all[0], "is named twice")] {
+        let e = w.commit(&[&all[..], &[wrong]].concat()).unwrap_err();
+        assert!(e.status == Status::InvalidArgument && e.message.contains(why), "{e}");
+        assert_eq!(w.stats().made, 0);
+    }
+    assert_eq!(w.commit(&all).unwrap(), 3);
+    (0..3).for_each(|step| assert_eq!(next(&student).step, step));
+}
+
+#[test]
+fn workers_without_a_seat_are_one_sentence_until_they_have_one() {
+    let room = Room::new();
+    let _broker = room.broker();
+    let student = student(&room, 8, |o| o.max_workers = 1);
+    let workers: Vec<Worker> = (0..6).map(|_| worker(&room, 8, 1)).collect();
+    let wait_until = |what: &str, is_so: &dyn Fn() -> bool| {
+        let deadline = patience();
+        while !is_so() {
+            assert!(clock::now() < deadline, "{what}: {:?}", student.stats());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    let is = |start: &str| matches!(&*student.stats().refusals, [one] if one.starts_with(start) && one.contains("raise the student's max_workers"));
+    wait_until("one sentence for five", &|| is("no seat for 5 workers: all 1 seats of the student are taken"));
+    // The one that has the seat leaves, and another is seated.
+    workers.iter().filter(|w| w.stats().students == 1).for_each(Worker::close);
+    wait_until("four are left", &|| is("no seat for 4 workers: "));
+    assert_eq!(student.stats().workers, 1);
+}
+
+#[test]
 fn a_worker_for_larger_batches_takes_as_many_of_a_students_tickets_as_it_may() {
     let room = Room::new();
     let _broker = room.broker();

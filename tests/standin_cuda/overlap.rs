@@ -12,10 +12,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A student with so many tickets open at once, and a worker that makes its samples on this device.
-fn pair(room: &Room, tickets: u32, make_on: MakeOn) -> (Student, Worker) {
+/// A student with so many tickets open at once, of which one worker may hold so many, and a worker that makes its samples on this device one by one.
+fn pair(room: &Room, tickets: u32, max_batch: u32, make_on: MakeOn) -> (Student, Worker) {
     let student = student(room, WORDS, |o| {
-        (o.medium, o.slot_count, o.prefetch, o.max_workers, o.max_batch, o.max_attempts) = (CUDA, tickets, tickets - 1, 2, 1, 1);
+        (o.medium, o.slot_count, o.prefetch, o.max_workers, o.max_batch, o.max_attempts) = (CUDA, tickets, tickets - 1, 2, max_batch, 1);
     });
     student.set_model(model("m"), patience()).unwrap();
     // The tickets are opened at the first look for a sample.
@@ -48,7 +48,7 @@ fn stand_in_commits_overlap_and_nothing_is_seen_before_it_is_whole() {
             let room = Room::new();
             let _broker = room.broker();
             let gpu = Gpu::new(device);
-            let (student, worker) = pair(&room, 12, if device == 0 { MakeOn::StudentsDevice } else { MakeOn::Device(1) });
+            let (student, worker) = pair(&room, 12, 5, if device == 0 { MakeOn::StudentsDevice } else { MakeOn::Device(1) });
             let hold = Gpu::hold();
             let read: Vec<_> = (0..10).map(|_| make_one(&worker, &gpu)).collect();
             assert!(read.iter().all(|(_, wanted)| *wanted == 1), "all are waited for");
@@ -70,7 +70,7 @@ fn stand_in_commits_wait_when_the_pool_of_events_is_used_up() {
     alone("overlap::stand_in_commits_wait_when_the_pool_of_events_is_used_up", &[], || {
         let room = Room::new();
         let _broker = room.broker();
-        let (student, worker) = pair(&room, 80, MakeOn::StudentsDevice);
+        let (student, worker) = pair(&room, 80, 40, MakeOn::StudentsDevice);
         let committed = AtomicU64::new(0);
         std::thread::scope(|s| {
             let hold = Gpu::hold();
@@ -100,20 +100,23 @@ fn stand_in_pending_samples_of_a_past_model_are_dropped_and_their_slots_used_aga
         let room = Room::new();
         let _broker = room.broker();
         let gpu = Gpu::new(0);
-        // Four slots, and one more for each of two workers.
-        let (student, worker) = pair(&room, 4, MakeOn::StudentsDevice);
+        // Nine slots: four, and room for one worker.
+        let (student, worker) = pair(&room, 4, 5, MakeOn::StudentsDevice);
         let hold = Gpu::hold();
-        let read: Vec<_> = (0..4).map(|_| make_one(&worker, &gpu)).collect();
-        student.set_model(model("n"), patience()).unwrap();
-        nothing_comes(&student);
+        let mut read = Vec::new();
+        for id in ["n", "o"] {
+            read.extend((0..4).map(|_| make_one(&worker, &gpu)));
+            student.set_model(model(id), patience()).unwrap();
+            nothing_comes(&student);
+        }
         // The new tickets are there, and one slot for the first of them; the next waits for a slot that is written to, though for nobody.
         let (_first, wanted) = make_one(&worker, &gpu);
-        assert_eq!((wanted, worker.stats().pending), (1, 5));
+        assert_eq!((wanted, worker.stats().pending), (1, 9));
         let e = worker.take(1, &mut Vec::new(), clock::after(Duration::from_millis(100))).unwrap_err();
         assert_eq!(e.status, Status::Timeout, "{e}");
         drop(hold);
-        assert_eq!((next(&student).step, student.generation()), (0, 2));
-        wait_until("what was made in vain is dropped", || worker.stats().lost == 4 && worker.stats().pending == 0);
+        assert_eq!((next(&student).step, student.generation()), (0, 3));
+        wait_until("what was made in vain is dropped", || worker.stats().lost == 8 && worker.stats().pending == 0);
         let (_second, _) = make_one(&worker, &gpu);
         assert_eq!(next(&student).step, 1);
         drop(read);
@@ -126,7 +129,7 @@ fn stand_in_device_that_fails_after_the_commit_fails_the_task_with_the_reason() 
     alone(name, &[("STANDIN_CUDA_FAULTS", "lost=1")], || {
         let room = Room::new();
         let _broker = room.broker();
-        let (student, worker) = pair(&room, 4, MakeOn::StudentsDevice);
+        let (student, worker) = pair(&room, 4, 1, MakeOn::StudentsDevice);
         let gpu = Gpu::new(0);
         let hold = Gpu::hold();
         let (_read, wanted) = make_one(&worker, &gpu);
@@ -145,7 +148,7 @@ fn stand_in_commit_without_a_stream_and_giving_up_wait_for_all_of_the_device() {
         let room = Room::new();
         let _broker = room.broker();
         let gpu = Gpu::new(0);
-        let (student, worker) = pair(&room, 4, MakeOn::StudentsDevice);
+        let (student, worker) = pair(&room, 4, 1, MakeOn::StudentsDevice);
         let (mut tasks, mut read) = (Vec::<Task>::new(), Vec::new());
         for gives_up in [false, true] {
             tasks.clear();
@@ -176,7 +179,7 @@ fn stand_in_sample_that_cannot_stay_in_its_slot_is_given_once_its_copy_is_whole(
         let room = Room::new();
         let _broker = room.broker();
         let gpu = Gpu::new(0);
-        let (student, worker) = pair(&room, 2, MakeOn::StudentsDevice);
+        let (student, worker) = pair(&room, 2, 1, MakeOn::StudentsDevice);
         let read = [make_one(&worker, &gpu), make_one(&worker, &gpu)];
         let mut held = Vec::new();
         student.next(1, &mut held, patience()).unwrap();
@@ -243,7 +246,7 @@ fn stand_in_worker_that_closes_publishes_what_it_has_committed() {
         let room = Room::new();
         let _broker = room.broker();
         let gpu = Gpu::new(0);
-        let (student, worker) = pair(&room, 6, MakeOn::StudentsDevice);
+        let (student, worker) = pair(&room, 6, 3, MakeOn::StudentsDevice);
         let hold = Gpu::hold();
         let read: Vec<_> = (0..5).map(|_| make_one(&worker, &gpu)).collect();
         std::thread::scope(|s| {
@@ -255,6 +258,119 @@ fn stand_in_worker_that_closes_publishes_what_it_has_committed() {
         (0..5).for_each(|step| assert_eq!(next(&student).step, step));
         assert_eq!((worker.stats().made, worker.stats().pending), (5, 0));
         drop(read);
+    });
+}
+
+/// However far a device's queue reaches, the other workers get their part of the tickets.
+#[test]
+fn stand_in_worker_is_at_most_two_batches_ahead_of_its_device() {
+    alone("overlap::stand_in_worker_is_at_most_two_batches_ahead_of_its_device", &[], || {
+        let room = Room::new();
+        let _broker = room.broker();
+        let gpu = Gpu::new(0);
+        let (student, worker) = pair(&room, 12, 2, MakeOn::StudentsDevice);
+        let hold = Gpu::hold();
+        let mut read: Vec<_> = (0..4).map(|_| make_one(&worker, &gpu)).collect();
+        let e = worker.take(1, &mut Vec::new(), clock::after(Duration::from_millis(100))).unwrap_err();
+        assert!(e.status == Status::Timeout && e.message.contains("the 4 sample(s) committed"), "{e}");
+        let other = local_worker(&room, 1, MakeOn::StudentsDevice);
+        let mut tasks: Vec<Task> = Vec::new();
+        other.take(1, &mut tasks, patience()).unwrap();
+        assert_eq!(tasks[0].step, 4);
+        std::thread::scope(|s| {
+            let waits = s.spawn(|| {
+                let mut tasks: Vec<Task> = Vec::new();
+                worker.take(1, &mut tasks, patience()).unwrap();
+                tasks.pop().unwrap().id
+            });
+            nothing_comes(&student);
+            assert!(!waits.is_finished(), "it waits for its device");
+            drop(hold);
+            worker.fail(waits.join().unwrap(), "not this one").unwrap();
+        });
+        (0..4).for_each(|step| assert_eq!(next(&student).step, step));
+        make(&other, &tasks[0]);
+        other.commit(&[(tasks[0].id, tasks[0].capacity)]).unwrap();
+        assert_eq!(next(&student).step, 4);
+        assert!(student.next(1, &mut Vec::new(), patience()).unwrap_err().message.contains("not this one"));
+        // Many times over: nothing of this adds up.
+        for step in 6..60 {
+            read.push(make_one(&worker, &gpu));
+            assert_eq!(next(&student).step, step);
+        }
+    });
+}
+
+/// Whatever its tasks' samples: the others are not lost with the one that is wrong.
+#[test]
+fn stand_in_commit_with_a_task_that_is_named_twice_commits_nothing() {
+    alone("overlap::stand_in_commit_with_a_task_that_is_named_twice_commits_nothing", &[], || {
+        let room = Room::new();
+        let _broker = room.broker();
+        let gpu = Gpu::new(0);
+        let student = student(&room, WORDS, |o| {
+            (o.medium, o.slot_count, o.prefetch, o.max_workers, o.max_batch) = (CUDA, 4, 3, 2, 2);
+        });
+        student.set_model(model("m"), patience()).unwrap();
+        nothing_comes(&student);
+        let worker = local_worker(&room, 2, MakeOn::StudentsDevice);
+        let mut tasks: Vec<Task> = Vec::new();
+        worker.take(2, &mut tasks, patience()).unwrap();
+        let read: Vec<_> = tasks.iter().map(|t| payload(t.lane, t.step, t.generation, t.capacity)).collect();
+        tasks.iter().zip(&read).for_each(|(t, bytes)| gpu.upload(t.data, bytes));
+        let all: Vec<(u64, usize)> = tasks.iter().map(|t| (t.id, t.capacity)).collect();
+        let stream = Stream(gpu.stream as usize);
+        for wrong in [all[0], (u64::MAX, all[0].1)] {
+            let e = worker.commit_on(&[all[0], all[1], wrong], stream).unwrap_err();
+            assert_eq!((e.status, worker.stats().pending, worker.stats().made), (Status::InvalidArgument, 0, 0), "{e}");
+        }
+        assert_eq!(worker.commit_on(&all, stream).unwrap(), 2);
+        (0..2).for_each(|step| assert_eq!(next(&student).step, step));
+    });
+}
+
+/// Commits that wait for an event while their worker is closed: each is published or given back, whichever comes first.
+#[test]
+fn stand_in_commit_beside_a_close_is_published_or_given_back() {
+    alone("overlap::stand_in_commit_beside_a_close_is_published_or_given_back", &[], || {
+        for _ in 0..10 {
+            let room = Room::new();
+            let _broker = room.broker();
+            let (student, worker) = pair(&room, 66, 40, MakeOn::StudentsDevice);
+            let committed = AtomicU64::new(0);
+            std::thread::scope(|s| {
+                let hold = Gpu::hold();
+                s.spawn(|| {
+                    let gpu = Gpu::new(0);
+                    let mut read = Vec::new();
+                    for _ in 0..65 {
+                        let mut tasks: Vec<Task> = Vec::new();
+                        if worker.take(1, &mut tasks, patience()).is_err() {
+                            break;
+                        }
+                        read.push(payload(tasks[0].lane, tasks[0].step, tasks[0].generation, tasks[0].capacity));
+                        gpu.upload(tasks[0].data, &read[read.len() - 1]);
+                        // The last one may find its task given back.
+                        let _ = worker.commit_on(&[(tasks[0].id, tasks[0].capacity)], Stream(gpu.stream as usize));
+                        committed.fetch_add(1, Ordering::SeqCst);
+                    }
+                    gpu.synchronize();
+                });
+                wait_until("all events are in use", || committed.load(Ordering::SeqCst) == 64);
+                nothing_comes(&student);
+                s.spawn(|| worker.close());
+                drop(hold);
+            });
+            assert_eq!(worker.stats().pending, 0);
+            (0..64).for_each(|step| assert_eq!(next(&student).step, step));
+            drop(worker);
+            let other = local_worker(&room, 1, MakeOn::StudentsDevice);
+            std::thread::scope(|s| {
+                s.spawn(|| serve(&other));
+                assert_eq!(next(&student).step, 64);
+                other.stop();
+            });
+        }
     });
 }
 

@@ -38,7 +38,9 @@ impl Peer for StudentPeer {
     }
 
     fn seat(&self, worker: WorkerIntro, pidfd: OwnedFd, bell: OwnedFd) -> Result<u32> {
-        let seat = self.inner.seat(worker, pidfd, bell).inspect_err(|e| self.inner.refusals.note(&e.message))?;
+        let uuid = worker.uuid.0;
+        let seat = self.inner.seat(worker, pidfd, bell).inspect_err(|e| self.inner.refusals.note_no_seat(uuid, &e.message))?;
+        self.inner.refusals.seated(uuid);
         self.inner.watch_event.set();
         futex::ring(&self.inner.sweep_word);
         Ok(seat)
@@ -58,6 +60,6 @@ impl Peer for StudentPeer {
     }
 
     fn refused(&self, error: Error) {
-        self.inner.refusals.note(&error.message);
+        self.inner.refusals.note(None, &error.message);
     }
 }

@@ -165,7 +165,7 @@ fn bury(inner: &Inner, seat: u32, occupant: &Occupant) {
     }
     take_back(inner, seat, clock::now());
     if let Some(reason) = left.then(|| why_it_left(inner, seat)).flatten() {
-        inner.refusals.note(&format!("{} cannot serve this student: {reason}", occupant.label));
+        inner.refusals.note(Some(occupant.uuid), &format!("{} cannot serve this student: {reason}", occupant.label));
     }
     let is_full = |cell: u32, version: u64, slot: u32| {
         inner.segment.cells().get(cell as usize).is_some_and(|c| {

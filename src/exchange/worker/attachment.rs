@@ -30,6 +30,10 @@ pub struct Attachment {
     /// Tickets of this generation are left alone until that time: their model cannot be had now, or no slot is free. 0: none are.
     blocked_generation: AtomicU64,
     blocked_until: AtomicI64,
+    /// Tasks of this student's that are committed and pending. Changed under the tasks' lock.
+    pub pending: AtomicU32,
+    /// This student's tickets are left alone until a pending commit is published.
+    pub waits_for_device: AtomicBool,
     left: AtomicBool,
     forks: u32,
 }
@@ -74,6 +78,8 @@ impl Attachment {
             hint: AtomicU32::new(seat),
             blocked_generation: AtomicU64::new(0),
             blocked_until: AtomicI64::new(0),
+            pending: AtomicU32::new(0),
+            waits_for_device: AtomicBool::new(false),
             left: AtomicBool::new(false),
             forks: process::fork_depth(),
         })
@@ -156,6 +162,16 @@ impl Attachment {
     pub fn block(&self, generation: u64, until: Nanos) {
         self.blocked_generation.store(generation, Ordering::Relaxed);
         self.blocked_until.store(until, Ordering::Relaxed);
+    }
+
+    /// How many more of its tickets this worker may claim, of which it has `held` in hand: the student has room for `max_batch` of them, and for as many again that
+    /// were committed and that a device still writes. More are the other workers'.
+    pub fn room(&self, held: usize) -> usize {
+        let most = self.student.max_batch as usize;
+        let ahead = (2 * most).saturating_sub(held + self.pending.load(Ordering::Relaxed) as usize);
+        let room = most.saturating_sub(held).min(ahead);
+        self.waits_for_device.store(ahead == 0, Ordering::Relaxed);
+        room
     }
 
     /// When the block ends; 0: there is none.

@@ -19,7 +19,7 @@ use crate::medium::Mark;
 use crate::os::clock::{self, Nanos};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 /// Between two looks of the keeper: an eighth of the time since the oldest commit, which is what a sample may come later for it, within these bounds.
@@ -35,6 +35,9 @@ pub(super) struct Commit {
 #[derive(Default)]
 pub(super) struct Pending {
     queue: Mutex<VecDeque<(Nanos, Commit)>>,
+    /// Held by whoever publishes, so that commits are published in the order in which they were found done. `queue` is not held meanwhile: publishing takes the tasks'
+    /// lock, and whoever holds that must not keep others from giving their commits here.
+    turn: Mutex<()>,
     /// Samples in `queue`, or on their way from it.
     samples: AtomicU64,
 }
@@ -42,6 +45,19 @@ pub(super) struct Pending {
 impl Pending {
     fn queue(&self) -> MutexGuard<'_, VecDeque<(Nanos, Commit)>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `None`: another thread is publishing.
+    fn try_turn(&self) -> Option<MutexGuard<'_, ()>> {
+        match self.turn.try_lock() {
+            Ok(turn) => Some(turn),
+            Err(TryLockError::Poisoned(turn)) => Some(turn.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     /// How many samples wait for a device.
@@ -67,11 +83,12 @@ impl Inner {
         self.event.set();
     }
 
-    /// Publishes what has been finished meanwhile. Does not wait for a device.
+    /// Publishes what has been finished meanwhile. Waits for no device, nor for another thread that does the same: what is left then, the keeper finds soon.
     pub(super) fn publish_finished(&self) {
         if self.pending.samples() == 0 {
             return;
         }
+        let Some(_turn) = self.pending.try_turn() else { return };
         let mut queue = self.pending.queue();
         let mut finished = Vec::new();
         // One stream may be ahead of another.
@@ -82,7 +99,8 @@ impl Inner {
             };
             finished.extend(queue.remove(i).map(|(_, commit)| (commit.tasks, outcome)));
         }
-        // Their events are back in the pool by now: whoever holds the tasks' lock may be waiting for one.
+        // Their events are back in the pool by now, for whoever waits for one.
+        drop(queue);
         for (tasks, outcome) in finished.into_iter().rev() {
             self.publish_committed(tasks, &outcome);
         }
@@ -90,8 +108,10 @@ impl Inner {
 
     /// Waits for the devices and publishes everything: nothing is pending afterwards.
     pub(super) fn publish_all(&self) {
-        let mut queue = self.pending.queue();
-        while let Some((_, Commit { tasks, mark })) = queue.pop_front() {
+        let _turn = self.pending.turn();
+        loop {
+            let oldest = self.pending.queue().pop_front();
+            let Some((_, Commit { tasks, mark })) = oldest else { return };
             let outcome = mark.wait();
             self.publish_committed(tasks, &outcome);
         }

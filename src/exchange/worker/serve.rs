@@ -18,7 +18,8 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// How long a student's tickets are left alone whose generation the broker does not know yet (its leader is about to say it, or the broker restarts), whose
-/// generation is past (the student has not looked since), or for which no slot is free.
+/// generation is past (the student has not looked since), or for which no slot is free or this worker has as many in hand and pending as it may. (That a pending commit is
+/// published ends this sooner.)
 const MODEL_UNKNOWN: Duration = Duration::from_millis(100);
 const MODEL_PAST: Duration = Duration::from_millis(50);
 const NO_SLOT: Duration = Duration::from_millis(1);
@@ -119,7 +120,13 @@ impl Inner {
         match self.attached().len() {
             0 => "no task within the time allowed: no student is attached (its layout must equal this worker's, and the broker must be the same)"
                 .into(),
-            n => format!("no task within the time allowed: {n} student(s) attached ask for nothing now, or no model is set"),
+            n => {
+                let pending = match self.pending.samples() {
+                    0 => String::new(),
+                    committed => format!(", or wait until a device has written the {committed} sample(s) committed to it"),
+                };
+                format!("no task within the time allowed: {n} student(s) attached ask for nothing now, or no model is set{pending}")
+            }
         }
     }
 
@@ -215,10 +222,9 @@ impl Serve {
         max: u32,
         out: &mut Vec<Task>,
     ) -> Result<Claimed> {
-        // A student has room for so many of this seat's tasks and no more, whatever this worker could take.
+        // A student gives so many of its tickets to one seat and no more, whatever this worker could take.
         let held = self.tasks.iter().filter(|t| Arc::ptr_eq(&t.attachment, attachment)).count();
-        let left = (attachment.student.max_batch as usize).saturating_sub(held);
-        let room = self.room(inner)?.min(max as usize).min(left);
+        let room = self.room(inner)?.min(max as usize).min(attachment.room(held));
         if room == 0 {
             return Ok(Claimed::NoSlot);
         }

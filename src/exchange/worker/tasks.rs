@@ -12,6 +12,7 @@ use crate::segment::cell::CellState;
 use crate::segment::payload::writing_bytes;
 use crate::segment::slot::{Content, SlotWord};
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -56,26 +57,27 @@ impl InHand {
         word.version() == self.version && matches!(word.state(), CellState::Open | CellState::Claimed) && self.attachment.is_serving()
     }
 
-    /// Says what is wrong with the sample that was written, or makes it whole.
+    /// Says what is wrong with the sample that was written in host memory, or makes it whole.
     fn finish(&mut self) -> Result<()> {
         let layout = self.attachment.layout.clone();
-        if !layout.asks_something() {
-            return Ok(());
-        }
-        if self.is_in_host_memory() {
-            return self.sample().map_or(Ok(()), |sample| layout.finish(sample));
-        }
-        // Values on a device are looked at in a copy. Nothing else is to be done: such a layout has no ragged dimension.
-        let mut copy = AlignedBuf::new(layout.nbytes());
-        self.attachment.medium.read(self.slot, copy.bytes_mut())?;
-        layout.finish(copy.bytes_mut())
+        self.sample().map_or(Ok(()), |sample| layout.finish(sample))
     }
 }
 
 /// Tasks whose samples a device is still writing.
 struct Underway {
     ids: Vec<u64>,
-    mark: Box<dyn Mark>,
+    /// `None` once a [`Commit`] has it.
+    mark: Option<Box<dyn Mark>>,
+}
+
+impl Drop for Underway {
+    fn drop(&mut self) {
+        // The commit has failed. Its events must have been waited for before they are used again.
+        if let Some(mark) = self.mark.take() {
+            let _ = mark.wait().inspect_err(|e| tracing::error!("{e}"));
+        }
+    }
 }
 
 impl Inner {
@@ -102,7 +104,7 @@ impl Inner {
             let attachment = &group[0].0;
             match attachment.medium.settle(&writes, stream)? {
                 Some(mark) if attachment.layout.asks_something() => mark.wait()?,
-                Some(mark) => underway.push(Underway { ids: group.iter().map(|part| part.4).collect(), mark }),
+                Some(mark) => underway.push(Underway { ids: group.iter().map(|part| part.4).collect(), mark: Some(mark) }),
                 None => {}
             }
         }
@@ -138,15 +140,21 @@ impl Inner {
 
     pub(super) fn commit(&self, done: &[(u64, usize)], stream: Stream) -> Result<u32> {
         self.publish_finished();
+        self.serve().check(done)?;
         // What lies in host memory is made whole before it is brought to its slot; what is on a device is looked at once it is complete.
         let mut refused = None;
-        let done = self.refuse(done, true, &mut refused);
+        let done = self.refuse_in_host_memory(done, &mut refused);
         let underway = self.settle(&done, stream)?;
-        let done = self.refuse(&done, false, &mut refused);
+        let done = self.refuse_on_devices(&done, &mut refused);
         let mut later = Vec::new();
         let wanted = self.publish_or_keep(&done, underway, &mut later);
-        // Without the tasks' lock, which is taken after the pending ones', not before.
+        // Without the tasks' lock, which whoever publishes them takes.
+        let is_late = !later.is_empty();
         later.into_iter().for_each(|commit| self.defer(commit));
+        if is_late && self.closed.load(Ordering::Acquire) {
+            // `close` may have published what was pending before this was, and nobody looks any more.
+            self.publish_all();
+        }
         let wanted = wanted?;
         refused.map_or(Ok(wanted), |text| Err(Error::new(Status::TaskFailed, text)))
     }
@@ -154,17 +162,21 @@ impl Inner {
     /// Publishes what is complete; what is under way goes to `later`. How many are wanted: still, or so far.
     fn publish_or_keep(&self, done: &[(u64, usize)], underway: Vec<Underway>, later: &mut Vec<Commit>) -> Result<u32> {
         let mut serve = self.serve();
+        // Again, since the lock was not held meanwhile: no task may be taken from the others and then be nobody's.
+        serve.check(done)?;
         let mut wanted = 0;
         let mut kept = Vec::new();
-        for Underway { ids, mark } in underway {
-            let mut tasks = Vec::with_capacity(ids.len());
-            for id in &ids {
+        for mut part in underway {
+            let Some(mark) = part.mark.take() else { continue };
+            let mut tasks = Vec::with_capacity(part.ids.len());
+            for id in &part.ids {
                 let index = serve.index(*id)?;
                 tasks.push(serve.tasks.swap_remove(index));
             }
             wanted += tasks.iter().filter(|t| t.is_wanted()).count() as u32;
+            tasks.iter().for_each(|t| _ = t.attachment.pending.fetch_add(1, Ordering::Relaxed));
             later.push(Commit { tasks, mark });
-            kept.extend(ids);
+            kept.append(&mut part.ids);
         }
         for (id, length) in done.iter().filter(|(id, _)| !kept.contains(id)) {
             let index = serve.index(*id)?;
@@ -191,6 +203,7 @@ impl Inner {
     pub(super) fn publish_late(&self, tasks: Vec<InHand>, failure: Option<&str>) {
         let mut serve = self.serve();
         for task in tasks {
+            let attachment = task.attachment.clone();
             match failure {
                 None => _ = self.publish_sample(&mut serve, task),
                 Some(text) => {
@@ -198,16 +211,54 @@ impl Inner {
                     self.publish_failure(&mut serve, task, text);
                 }
             }
+            attachment.pending.fetch_sub(1, Ordering::Relaxed);
+            if attachment.waits_for_device.swap(false, Ordering::Relaxed) {
+                attachment.block(0, 0);
+                futex::ring(self.bell.word());
+            }
         }
     }
 
-    /// Fails the tasks whose samples are not what their layouts ask for, of those in host memory or of the others; the rest. The first reason goes to `first`.
-    fn refuse<'a>(&self, done: &'a [(u64, usize)], in_host_memory: bool, first: &mut Option<String>) -> Cow<'a, [(u64, usize)]> {
-        let mut serve = self.serve();
-        let is_asked = |task: &InHand| task.attachment.layout.asks_something() && task.is_in_host_memory() == in_host_memory;
-        if !done.iter().any(|(id, _)| serve.index(*id).is_ok_and(|i| is_asked(&serve.tasks[i]))) {
-            return Cow::Borrowed(done);
+    /// Fails the tasks whose samples in host memory are not what their layouts ask for; the rest. The first reason goes to `first`.
+    fn refuse_in_host_memory<'a>(&self, done: &'a [(u64, usize)], first: &mut Option<String>) -> Cow<'a, [(u64, usize)]> {
+        let is_asked = |task: &InHand| task.attachment.layout.asks_something() && task.is_in_host_memory();
+        let serve = self.serve();
+        let any = done.iter().any(|(id, _)| serve.index(*id).is_ok_and(|i| is_asked(&serve.tasks[i])));
+        drop(serve);
+        if any { Cow::Owned(self.refuse(done, |task| if is_asked(task) { task.finish() } else { Ok(()) }, first)) } else { Cow::Borrowed(done) }
+    }
+
+    /// As [`Inner::refuse_in_host_memory`], for those on devices. They are looked at in copies, which are made without the tasks' lock: a device may take its time, and
+    /// whoever publishes what another commit left needs the lock before it can give events back to the device.
+    fn refuse_on_devices<'a>(&self, done: &'a [(u64, usize)], first: &mut Option<String>) -> Cow<'a, [(u64, usize)]> {
+        let mut parts: Vec<(u64, Arc<Attachment>, u32)> = Vec::new();
+        let serve = self.serve();
+        for (id, length) in done {
+            // What is behind a task with a wrong length was not brought to its slot either.
+            let Ok(index) = serve.index(*id) else { break };
+            let task = &serve.tasks[index];
+            if *length != task.attachment.layout.nbytes() {
+                break;
+            }
+            if task.attachment.layout.asks_something() && !task.is_in_host_memory() {
+                parts.push((*id, task.attachment.clone(), task.slot));
+            }
         }
+        drop(serve);
+        // Nothing is to be made whole there: such a layout has no ragged dimension.
+        let look = |attachment: &Attachment, slot: u32| {
+            let mut copy = AlignedBuf::new(attachment.layout.nbytes());
+            attachment.medium.read(slot, copy.bytes_mut())?;
+            attachment.layout.finish(copy.bytes_mut())
+        };
+        let mut wrong: HashMap<u64, Error> =
+            parts.into_iter().filter_map(|(id, attachment, slot)| Some((id, look(&attachment, slot).err()?))).collect();
+        if wrong.is_empty() { Cow::Borrowed(done) } else { Cow::Owned(self.refuse(done, |task| wrong.remove(&task.id).map_or(Ok(()), Err), first)) }
+    }
+
+    /// Fails the tasks of which `judge` says what is wrong; the rest. The first reason goes to `first`.
+    fn refuse(&self, done: &[(u64, usize)], mut judge: impl FnMut(&mut InHand) -> Result<()>, first: &mut Option<String>) -> Vec<(u64, usize)> {
+        let mut serve = self.serve();
         let mut rest = Vec::with_capacity(done.len());
         for (at, (id, length)) in done.iter().enumerate() {
             let index = serve.index(*id).ok().filter(|i| serve.tasks[*i].attachment.layout.nbytes() == *length);
@@ -216,20 +267,19 @@ impl Inner {
                 rest.extend(&done[at..]);
                 break;
             };
-            let task = &mut serve.tasks[index];
-            match if is_asked(task) { task.finish() } else { Ok(()) } {
+            match judge(&mut serve.tasks[index]) {
                 Ok(()) => rest.push((*id, *length)),
                 Err(e) => {
                     let text = format!("the sample was refused: {}", e.message);
-                    tracing::warn!("task (lane {}, step {}): {text}", task.lane, task.step);
                     let task = serve.tasks.swap_remove(index);
+                    tracing::warn!("task (lane {}, step {}): {text}", task.lane, task.step);
                     self.publish_failure(&mut serve, task, &text);
                     self.stats.refused.fetch_add(1, Ordering::Relaxed);
                     first.get_or_insert(text);
                 }
             }
         }
-        Cow::Owned(rest)
+        rest
     }
 
     pub(super) fn set_length(&self, id: u64, dimension: &str, length: u64) -> Result<()> {
@@ -264,6 +314,19 @@ impl Inner {
 }
 
 impl Serve {
+    /// Whether each of these is in hand, and none is named twice.
+    fn check(&self, done: &[(u64, usize)]) -> Result<()> {
+        for (id, _) in done {
+            self.index(*id)?;
+        }
+        let mut ids: Vec<u64> = done.iter().map(|(id, _)| *id).collect();
+        ids.sort_unstable();
+        match ids.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => Err(Error::invalid(format!("task {} is named twice: nothing was committed", pair[0]))),
+            None => Ok(()),
+        }
+    }
+
     fn index(&self, id: u64) -> Result<usize> {
         self.tasks
             .iter()
