@@ -230,9 +230,9 @@ impl Worker {
 
     /// Publishes finished tasks; returns how many were still wanted (another worker was first, or the model was switched: those bytes are discarded).
     ///
-    /// A task that is not in hand, or named twice, is an error, and nothing is committed. A length that is not the layout's is an error: that task and those after it stay in hand, to be written again or failed. A sample that is not what the layout
-    /// asks for (a ragged dimension without its length, a value that is not finite or out of range) fails its task; the others are published, none
-    /// stays in hand, and the error is `TaskFailed` with the first reason.
+    /// A task that is not in hand, or named twice, is an error, and nothing is committed. A length that is not the layout's is an error: that task and those after it stay
+    /// in hand, to be written again or failed. A sample that is not what the layout asks for (a ragged dimension without its length, a value that is not finite or out of
+    /// range) fails its task; the others are published, none stays in hand, and the error is `TaskFailed` with the first reason.
     pub fn commit(&self, done: &[(u64, usize)]) -> Result<u32> {
         self.commit_on(done, Stream::NONE)
     }

@@ -18,8 +18,8 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// How long a student's tickets are left alone whose generation the broker does not know yet (its leader is about to say it, or the broker restarts), whose
-/// generation is past (the student has not looked since), or for which no slot is free or this worker has as many in hand and pending as it may. (That a pending commit is
-/// published ends this sooner.)
+/// generation is past (the student has not looked since), or for which no slot is free or this worker has as many in hand and pending as it may. (A pending
+/// commit that is published ends that sooner.)
 const MODEL_UNKNOWN: Duration = Duration::from_millis(100);
 const MODEL_PAST: Duration = Duration::from_millis(50);
 const NO_SLOT: Duration = Duration::from_millis(1);
