@@ -11,19 +11,12 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 
 from distill.events import EventReader
 
+from .ranks import PATIENCE_SECONDS, RunFailure, output, print_to, process_group, tail
 from .train import Run
-
-PATIENCE_SECONDS = 300.0  # without a step of a run, however slow the machine
-
-
-class RunFailure(Exception):
-    """A run did not come to its end; the text says what its process said last."""
 
 
 def play(run: Run, on_step: Callable[[], None]) -> None:
@@ -63,33 +56,18 @@ def _watch(run: Run, ranks: list[BaseProcess], on_step: Callable[[], None]) -> N
                 on_step()
         for number, rank in enumerate(ranks):
             if rank.exitcode:
-                raise RunFailure(f"{rank.name} ended with status {rank.exitcode}. The end of its output:\n{_tail(_output(run, number))}")
+                raise RunFailure(f"{rank.name} ended with status {rank.exitcode}. The end of its output:\n{tail(output(run.folder, number))}")
         if time.monotonic() > deadline:
-            raise RunFailure(f"{run.folder.name} took no step for {PATIENCE_SECONDS:.0f} s: see {_output(run, 0)}")
-
-
-def _output(run: Run, rank: int) -> Path:
-    return run.folder / f"rank-{rank}.log"
-
-
-def _tail(log: Path) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-15:]) if log.exists() else "(none)"
+            raise RunFailure(f"{run.folder.name} took no step for {PATIENCE_SECONDS:.0f} s: see {output(run.folder, 0)}")
 
 
 def _rank(run: Run, rank: int) -> None:
     """The whole life of a rank's process."""
-    with open(_output(run, rank), "w") as log:
-        os.dup2(log.fileno(), sys.stdout.fileno())
-        os.dup2(log.fileno(), sys.stderr.fileno())
+    print_to(output(run.folder, rank))
     import torch
-    import torch.distributed as dist
 
     from .train import train
 
     torch.set_num_threads(1)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host's name need not resolve
-    meeting = f"file://{run.folder.resolve() / 'meeting'}"
-    dist.init_process_group("gloo", meeting, rank=rank, world_size=run.ranks, timeout=timedelta(seconds=PATIENCE_SECONDS))
-    train(run, rank)
-    dist.barrier()  # none leaves while another still talks to it
-    dist.destroy_process_group()
+    with process_group(run.folder, rank, run.ranks):
+        train(run, rank)

@@ -5,11 +5,8 @@ All are forked from this process, which has read the teacher's weights once and 
 
 import contextlib
 import multiprocessing
-import os
-import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -17,15 +14,10 @@ import laneway
 from distill.events import EventReader, Events
 from distill.student import Student
 from distill.teacher import Teacher
+from elastic.ranks import PATIENCE_SECONDS, RunFailure, output, print_to, process_group, tail
 
 from .train import START_BLOCKS, Run, train
 from .worker import work
-
-PATIENCE_SECONDS = 300.0  # without a step of a run, however slow the machine
-
-
-class RunFailure(Exception):
-    """A run did not come to its end; the text says what its process said last."""
 
 
 class Models:
@@ -70,7 +62,7 @@ def play(run: Run, models: Models, on_step: Callable[[], None]) -> None:
     """Start all, call `on_step` for every step, kill whom the run says, and return when all ranks are done; nothing is left behind, whatever happens."""
     run.folder.mkdir(parents=True)
     workers = [Worker(number, run, models) for number in range(run.workers)]
-    ranks = [_start(_output(run, rank), _rank, run, rank, models.student) for rank in range(run.ranks)]
+    ranks = [_start(output(run.folder, rank), _rank, run, rank, models.student) for rank in range(run.ranks)]
     try:
         _watch(run, models, workers, ranks, on_step)
     finally:
@@ -101,20 +93,12 @@ def _watch(run: Run, models: Models, workers: list[Worker], ranks: list[BaseProc
                 workers.append(Worker(len(workers), run, models))
         for number, rank in enumerate(ranks):
             if rank.exitcode:
-                raise RunFailure(f"rank {number} of {run.name} ended with status {rank.exitcode}. The end of its output:\n{_tail(_output(run, number))}")
+                raise RunFailure(f"rank {number} of {run.name} ended with status {rank.exitcode}. The end of its output:\n{tail(output(run.folder, number))}")
         for number, worker in enumerate(workers):
             if worker.process.exitcode is not None and number not in killed:
                 raise RunFailure(f"worker {number} of {run.name} ended by itself: see {worker.log.with_suffix('.log')}")
         if time.monotonic() > deadline:
-            raise RunFailure(f"{run.name} took no step for {PATIENCE_SECONDS:.0f} s: see {_output(run, 0)}")
-
-
-def _output(run: Run, rank: int) -> Path:
-    return run.folder / f"rank-{rank}.log"
-
-
-def _tail(log: Path) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-15:]) if log.exists() else "(none)"
+            raise RunFailure(f"{run.name} took no step for {PATIENCE_SECONDS:.0f} s: see {output(run.folder, 0)}")
 
 
 def _start(log: Path, target: Callable[..., None], *args: object) -> BaseProcess:
@@ -125,20 +109,14 @@ def _start(log: Path, target: Callable[..., None], *args: object) -> BaseProcess
 
 
 def _live(log: Path, target: Callable[..., None], *args: object) -> None:
-    with open(log, "w") as file:
-        os.dup2(file.fileno(), sys.stdout.fileno())
-        os.dup2(file.fileno(), sys.stderr.fileno())
+    print_to(log)
     target(*args)
 
 
 def _rank(run: Run, rank: int, student: Student) -> None:
     """The whole life of a rank's process."""
     import torch
-    import torch.distributed as dist
 
     torch.manual_seed(0)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host's name need not resolve
-    meeting = f"file://{run.folder.resolve() / 'meeting'}"
-    dist.init_process_group("gloo", meeting, rank=rank, world_size=run.ranks, timeout=timedelta(seconds=PATIENCE_SECONDS))
-    train(run, rank, student)
-    dist.destroy_process_group()
+    with process_group(run.folder, rank, run.ranks):
+        train(run, rank, student)

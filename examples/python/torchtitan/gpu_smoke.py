@@ -3,7 +3,7 @@
 
     python gpu_smoke.py [folder]      needs torchtitan with all that its trainer imports, and a GPU
 
-Give the same options as to `elastic_resume.py`, which runs the same programs on CPUs, as the tests do. On a GPU it has not been run yet: there was none at hand.
+Give the same options as to `elastic_resume.py`, which runs the same programs on CPUs, as the tests do. It has not been run on a GPU yet.
 """
 
 import os
