@@ -314,6 +314,33 @@ static void a_function_that_fails_fails_the_row_that_needs_it(uint32_t threads) 
   CHECK(dropped == 2);
 }
 
+static lw_loader *_Atomic closing;
+static int32_t close_it(void *user, const char *text, size_t len) {
+  (void)user, (void)text, (void)len;
+  uint64_t step;
+  lw_loader *loader = closing;
+  CHECK(loader != NULL);
+  FAILS(lw_loader_step(loader, &step), LW_UNSUPPORTED, "functions cannot use");
+  lw_loader_close(loader);
+  FAILS(lw_loader_step(loader, &step), LW_CLOSED, "closed");
+  return 1;
+}
+
+static void a_function_may_close_its_loader(uint32_t threads) {
+  int one = 1;
+  lw_function_table closes = table("closes", &one);
+  closes.filter = close_it;
+  const lw_function_table *tables[] = {&closes};
+  dropped = 0;
+  lw_loader *loader = NULL;
+  OK(open_with(WITH_FUNCTIONS("\"closes\""), tables, 1, threads, &loader));
+  closing = loader;
+  FAILS(lw_loader_next(loader, seconds(30), &(lw_batch *){NULL}), LW_CLOSED, "closed");
+  FAILS(lw_loader_next(loader, seconds(30), &(lw_batch *){NULL}), LW_CLOSED, "closed");
+  lw_loader_free(loader);
+  CHECK(dropped == 0); /* nothing is called after that */
+}
+
 /* ---- waiting ---- */
 
 static int32_t slow(void *user, const char *text, size_t len) {
@@ -483,6 +510,9 @@ int main(void) {
   functions_that_do_not_fit_are_named();
   a_function_that_fails_fails_the_row_that_needs_it(2);
   a_function_that_fails_fails_the_row_that_needs_it(0);
+  a_function_may_close_its_loader(3);
+  a_function_may_close_its_loader(1);
+  a_function_may_close_its_loader(0);
   waiting_ends_as_said();
   threads_share_a_loader();
   a_forked_child_is_told_and_can_have_its_own();

@@ -1184,7 +1184,7 @@ typedef struct lw_text lw_text;
 // Functions run on any thread, on several at once, in any order, and again after a load: they must be pure, giving
 // the same for the same text. `text` is `len` bytes of UTF-8 without a NUL behind, valid during the call. One that
 // fails may say why with `lw_set_last_error`; the run fails at the row that needs the document. They must not throw,
-// or call functions of a loader.
+// and of the functions of their loader they may call `lw_loader_close`.
 typedef struct {
     // `sizeof(lw_function_table)`.
     size_t struct_size;
@@ -1219,8 +1219,9 @@ LW_MUST_USE lw_status lw_text_append(lw_text *out, const char *text, size_t len)
  * and is made again from the data after a load.
  *
  * Each lane has a state of its own, which `open` makes. The functions of one state are called by one thread at a time,
- * and by any; those of several lanes at once. They must not throw, nor call functions of a loader. One that fails (it
- * returns anything but 0) may say why with `lw_set_last_error`; the run fails at the row that needed it.
+ * and by any; those of several lanes at once. They must not throw, and of the functions of their loader they may
+ * call `lw_loader_close`. One that fails (it returns anything but 0) may say why with `lw_set_last_error`; the run fails at the
+ * row that needed it.
  */
 
 // The pieces that an operator holds in a lane, and what it hands on: an argument of its functions, for use during the
@@ -1490,7 +1491,8 @@ lw_status lw_loader_decode(const lw_loader *loader,
 void lw_loader_cancel(const lw_loader *loader);
 
 // Ends the loader's threads. Waits end, and later ones return, with `LW_CLOSED`. Batches stay readable. Closing twice
-// is allowed, and NULL.
+// is allowed, and NULL. Also in one of the loader's own functions: from then on none of them is called, not even an
+// operator's `close` or a `drop`; the others have returned, and this one's thread ends behind it.
 void lw_loader_close(const lw_loader *loader);
 
 // Closes the loader and frees the handle; NULL is allowed. Not while another thread uses it. Batches, and DLPack
@@ -1544,7 +1546,11 @@ const lw_dataset *lw_rows_dataset(const lw_rows *rows, size_t index);
 // thread; safe in a signal handler.
 void lw_rows_cancel(const lw_rows *rows);
 
-// Frees the handle; NULL is allowed. Not while another thread uses it. Batches stay valid.
+// Ends its threads and forgets what was made; later calls return `LW_CLOSED`. Batches stay valid. Closing twice is allowed, and
+// NULL. Waits for a call that is going on. Also in one of its own functions, as `lw_loader_close`.
+void lw_rows_close(const lw_rows *rows);
+
+// Closes and frees the handle; NULL is allowed. Not while another thread uses it. Batches stay valid.
 void lw_rows_free(lw_rows *rows);
 
 /* ==== server ========================================================================================================

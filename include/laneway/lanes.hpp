@@ -471,6 +471,7 @@ class Rows {
   }
   DatasetRef dataset(std::size_t index) const noexcept { return DatasetRef(lw_rows_dataset(get(), index)); }
   void cancel() const noexcept { lw_rows_cancel(get()); }
+  void close() const noexcept { lw_rows_close(get()); }
   const lw_rows* get() const noexcept { return handle_.get(); }
 
  private:

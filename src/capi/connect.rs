@@ -3,6 +3,7 @@
 
 use super::arg::{self, Sized_};
 use super::dataset::{lw_progress_fn, progress};
+use super::gate::Gate;
 use super::guard::guard;
 use super::loader::lw_loader;
 use super::opened::Opened;
@@ -99,7 +100,7 @@ pub unsafe extern "C" fn lw_loader_connect(recipe: *const lw_recipe, options: *c
         let connect = unsafe { connect_options(&options, &stop) }?;
         let loader = NodeLoader::connect(connect, recipe)?;
         let opened = Opened::later(loader.opener());
-        let handle = lw_loader::hand_out(AnyLoader::Node(Box::new(loader)), opened, stop);
+        let handle = lw_loader::hand_out(AnyLoader::Node(Box::new(loader)), opened, stop, Gate::new());
         // SAFETY: not NULL; the caller promises that it is writable.
         unsafe { out.write(handle) };
         Ok(())

@@ -1,6 +1,7 @@
 //! Functions of the user's on documents' texts, before they become tokens. `lw_loader_options` takes them.
 
 use super::arg::{self, Sized_, User};
+use super::gate::Gate;
 use super::guard::{guard, set_message, take_message};
 use super::status::lw_status;
 use crate::base::{Error, Result, Status};
@@ -21,7 +22,7 @@ pub struct lw_text {
 /// Functions run on any thread, on several at once, in any order, and again after a load: they must be pure, giving
 /// the same for the same text. `text` is `len` bytes of UTF-8 without a NUL behind, valid during the call. One that
 /// fails may say why with `lw_set_last_error`; the run fails at the row that needs the document. They must not throw,
-/// or call functions of a loader.
+/// and of the functions of their loader they may call `lw_loader_close`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lw_function_table {
@@ -92,15 +93,17 @@ pub(super) struct Owner {
     user: User,
     drop: Option<unsafe extern "C" fn(user: *mut c_void)>,
     kept: AtomicBool,
+    gate: Arc<Gate>,
 }
 
 impl Owner {
-    pub(super) fn new(user: *mut c_void, drop: Option<unsafe extern "C" fn(user: *mut c_void)>) -> Arc<Owner> {
-        Arc::new(Owner { user: User { user, drop: None }, drop, kept: AtomicBool::new(false) })
+    pub(super) fn new(user: *mut c_void, drop: Option<unsafe extern "C" fn(user: *mut c_void)>, gate: &Arc<Gate>) -> Arc<Owner> {
+        Arc::new(Owner { user: User { user, drop: None }, drop, kept: AtomicBool::new(false), gate: Arc::clone(gate) })
     }
 
-    pub(super) fn user(&self) -> *mut c_void {
-        self.user.get()
+    /// Calls one of the table's functions with its `user`.
+    pub(super) fn call<T>(&self, call: impl FnOnce(*mut c_void) -> T) -> Result<T> {
+        self.gate.call(|| call(self.user.get()))
     }
 
     pub(super) fn keep(&self) {
@@ -110,7 +113,7 @@ impl Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        if *self.kept.get_mut() {
+        if *self.kept.get_mut() && !self.gate.is_shut() {
             self.user.drop = self.drop;
         }
     }
@@ -121,11 +124,11 @@ impl Drop for Owner {
 /// # Safety
 /// Each pointer is NULL or leads to a table that begins with its size and whose name is NULL or NUL-terminated; its functions can be called as
 /// their documentation says.
-pub(super) unsafe fn functions(tables: &[*const lw_function_table]) -> Result<Functions> {
+pub(super) unsafe fn functions(tables: &[*const lw_function_table], gate: &Arc<Gate>) -> Result<Functions> {
     let mut given = Functions { functions: Vec::with_capacity(tables.len()), owners: Vec::with_capacity(tables.len()) };
     for (i, table) in tables.iter().enumerate() {
         // SAFETY: the caller's promise.
-        let (function, owner) = unsafe { function(*table) }.map_err(|e| e.within(format_args!("functions[{i}]")))?;
+        let (function, owner) = unsafe { function(*table, gate) }.map_err(|e| e.within(format_args!("functions[{i}]")))?;
         if given.functions.iter().any(|f| f.name == function.name) {
             return Err(Error::invalid(format!("functions[{i}]: '{}' is given twice", function.name)));
         }
@@ -137,7 +140,7 @@ pub(super) unsafe fn functions(tables: &[*const lw_function_table]) -> Result<Fu
 
 /// # Safety
 /// As [`functions`].
-unsafe fn function(table: *const lw_function_table) -> Result<(Function, Arc<Owner>)> {
+unsafe fn function(table: *const lw_function_table, gate: &Arc<Gate>) -> Result<(Function, Arc<Owner>)> {
     // SAFETY: the caller promises a table that begins with its size.
     let table = unsafe { arg::versioned(table, no_function()) }?;
     // SAFETY: the caller promises NULL or a NUL-terminated name.
@@ -145,7 +148,7 @@ unsafe fn function(table: *const lw_function_table) -> Result<(Function, Arc<Own
     if name.is_empty() {
         return Err(Error::invalid("name is empty"));
     }
-    let owner = Owner::new(table.user, table.drop);
+    let owner = Owner::new(table.user, table.drop, gate);
     let held = Arc::clone(&owner);
     let function = match (table.map, table.filter) {
         (Some(map), None) => TextFunction::Map(Arc::new(move |text, out| {
@@ -153,14 +156,14 @@ unsafe fn function(table: *const lw_function_table) -> Result<(Function, Arc<Own
             set_message("");
             // SAFETY: whoever filled the table promised a function that may be called on any thread with its `user` until `drop`, which `held` puts
             // off; `text` and `sink` outlive the call.
-            let code = unsafe { map(held.user(), text.as_ptr().cast::<c_char>(), text.len(), &raw mut sink) };
+            let code = held.call(|user| unsafe { map(user, text.as_ptr().cast::<c_char>(), text.len(), &raw mut sink) })?;
             *out = sink.text;
             if code == 0 { Ok(()) } else { Err(failed(code)) }
         })),
         (None, Some(filter)) => TextFunction::Filter(Arc::new(move |text| {
             set_message("");
             // SAFETY: as above.
-            match unsafe { filter(held.user(), text.as_ptr().cast::<c_char>(), text.len()) } {
+            match held.call(|user| unsafe { filter(user, text.as_ptr().cast::<c_char>(), text.len()) })? {
                 0 => Ok(false),
                 1 => Ok(true),
                 code => Err(failed(code)),

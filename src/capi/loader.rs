@@ -8,6 +8,7 @@ use super::arg::{self, Sized_};
 use super::batch::lw_batch;
 use super::dataset::{lw_dataset, lw_progress_fn, progress};
 use super::function::{Functions, functions, lw_function_table};
+use super::gate::Gate;
 use super::generate::{generate_options, lw_generate_options};
 use super::guard::{guard, guard_or, set_message};
 use super::home::Home;
@@ -24,7 +25,7 @@ use std::ffi::{c_char, c_void};
 use std::path::PathBuf;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 /// In `threads`: one a processor.
@@ -125,6 +126,7 @@ pub struct lw_loader {
     batches: AtomicU64,
     waited_ns: AtomicU64,
     home: Home,
+    gate: Arc<Gate>,
 }
 
 /// How long a wait holds the loader before others get their turn.
@@ -134,11 +136,19 @@ impl lw_loader {
     /// The loader, when it is this thread's turn.
     pub(super) fn enter(&self) -> Result<Entered<'_>> {
         self.home.check("loader")?;
+        let closed = || Err(Error::new(Status::Closed, "the loader was closed"));
+        if self.closed.load(Ordering::Relaxed) {
+            return closed();
+        }
+        if self.gate.is_inside() {
+            // It may be this very thread that holds the loader.
+            return Err(Error::new(Status::Unsupported, "a loader's functions cannot use the loader: what they need, give them before it is opened"));
+        }
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let loader = self.loader.lock().unwrap_or_else(PoisonError::into_inner);
         drop(turn);
         if self.closed.load(Ordering::Relaxed) || loader.is_none() {
-            return Err(Error::new(Status::Closed, "the loader was closed"));
+            return closed();
         }
         Ok(Entered(loader))
     }
@@ -159,6 +169,27 @@ impl lw_loader {
         Ok(batch)
     }
 
+    fn close(&self) {
+        if !self.home.is_here() {
+            return;
+        }
+        self.closed.store(true, Ordering::Relaxed);
+        if self.gate.is_inside() {
+            // Not to be waited for are this thread, and whoever waits for what it holds: a lane, or the loader.
+            self.gate.shut();
+            let closed = match self.loader.try_lock() {
+                Ok(mut loader) => loader.take(),
+                Err(TryLockError::Poisoned(loader)) => loader.into_inner().take(),
+                Err(TryLockError::WouldBlock) => None,
+            };
+            return drop(closed);
+        }
+        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let closed = self.loader.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(turn);
+        drop(closed);
+    }
+
     fn stats(&self) -> Result<String> {
         let mut stats = self.enter()?.loader().stats()?;
         stats.insert("batches".into(), self.batches.load(Ordering::Relaxed).into());
@@ -167,7 +198,7 @@ impl lw_loader {
     }
 
     /// The caller's handle of a loader.
-    pub(super) fn hand_out(loader: AnyLoader, opened: Opened, stop: Stop) -> *mut lw_loader {
+    pub(super) fn hand_out(loader: AnyLoader, opened: Opened, stop: Stop, gate: Arc<Gate>) -> *mut lw_loader {
         Box::into_raw(Box::new(lw_loader {
             recipe: lw_recipe { recipe: loader.recipe().clone() },
             opened: Arc::new(opened),
@@ -179,6 +210,7 @@ impl lw_loader {
             batches: AtomicU64::new(0),
             waited_ns: AtomicU64::new(0),
             home: Home::here(),
+            gate,
         }))
     }
 }
@@ -218,7 +250,7 @@ pub unsafe extern "C" fn lw_loader_open(recipe: *const lw_recipe, options: *cons
         given.functions.keep();
         given.operators.keep();
         let parts = loader.parts().clone();
-        let handle = lw_loader::hand_out(AnyLoader::Own(Box::new(loader)), Opened::here(parts), stop);
+        let handle = lw_loader::hand_out(AnyLoader::Own(Box::new(loader)), Opened::here(parts), stop, given.gate);
         // SAFETY: not NULL; the caller promises that it is writable.
         unsafe { out.write(handle) };
         Ok(())
@@ -230,6 +262,8 @@ pub(super) struct Given {
     pub tuning: Options,
     pub functions: Functions,
     pub operators: Operators,
+    /// Through which they are called.
+    pub gate: Arc<Gate>,
 }
 
 /// Reads a caller's options, of which its header may know fewer.
@@ -241,11 +275,12 @@ pub(super) unsafe fn open_options(options: *const lw_loader_options, stop: &Stop
     let options = if options.is_null() { DEFAULTS } else { unsafe { arg::versioned(options, DEFAULTS) }? };
     // SAFETY: the caller's promise.
     let tuning = unsafe { loader_options(&options, stop) }?;
+    let gate = Gate::new();
     // SAFETY: the caller's promise.
-    let functions = unsafe { functions(arg::slice(options.functions, options.function_count, "functions")?) }?;
+    let functions = unsafe { functions(arg::slice(options.functions, options.function_count, "functions")?, &gate) }?;
     // SAFETY: the caller's promise.
-    let operators = unsafe { operators(arg::slice(options.operators, options.operator_count, "operators")?) }?;
-    Ok(Given { tuning, functions, operators })
+    let operators = unsafe { operators(arg::slice(options.operators, options.operator_count, "operators")?, &gate) }?;
+    Ok(Given { tuning, functions, operators, gate })
 }
 
 /// # Safety
@@ -478,20 +513,13 @@ pub unsafe extern "C" fn lw_loader_cancel(loader: *const lw_loader) {
 }
 
 /// Ends the loader's threads. Waits end, and later ones return, with `LW_CLOSED`. Batches stay readable. Closing twice
-/// is allowed, and NULL.
+/// is allowed, and NULL. Also in one of the loader's own functions: from then on none of them is called, not even an
+/// operator's `close` or a `drop`; the others have returned, and this one's thread ends behind it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_loader_close(loader: *const lw_loader) {
     // SAFETY: the caller promises NULL or a valid handle.
     if let Some(loader) = unsafe { loader.as_ref() } {
-        guard_or((), || {
-            if loader.home.is_here() {
-                loader.closed.store(true, Ordering::Relaxed);
-                let turn = loader.turn.lock().unwrap_or_else(PoisonError::into_inner);
-                let closed = loader.loader.lock().unwrap_or_else(PoisonError::into_inner).take();
-                drop(turn);
-                drop(closed);
-            }
-        });
+        guard_or((), || loader.close());
     }
 }
 
@@ -503,7 +531,10 @@ pub unsafe extern "C" fn lw_loader_free(loader: *mut lw_loader) {
         // SAFETY: the caller promises a handle of this library that is freed once.
         let loader = unsafe { Box::from_raw(loader) };
         match loader.home.is_here() {
-            true => guard_or((), || drop(loader)),
+            true => guard_or((), || {
+                loader.close();
+                drop(loader);
+            }),
             // Its threads do not exist here, and one of them may have been changing what lies inside.
             false => std::mem::forget(loader),
         }

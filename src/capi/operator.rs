@@ -6,11 +6,13 @@
 //! and is made again from the data after a load.
 //!
 //! Each lane has a state of its own, which `open` makes. The functions of one state are called by one thread at a time,
-//! and by any; those of several lanes at once. They must not throw, nor call functions of a loader. One that fails (it
-//! returns anything but 0) may say why with `lw_set_last_error`; the run fails at the row that needed it.
+//! and by any; those of several lanes at once. They must not throw, and of the functions of their loader they may
+//! call `lw_loader_close`. One that fails (it returns anything but 0) may say why with `lw_set_last_error`; the run fails at the
+//! row that needed it.
 
 use super::arg::{self, Sized_};
 use super::function::{Owner, failed};
+use super::gate::Gate;
 use super::guard::{guard, set_message};
 use super::status::lw_status;
 use crate::base::{Error, Result, Status};
@@ -229,11 +231,11 @@ impl Operators {
 /// # Safety
 /// Each pointer is NULL or leads to a table that begins with its size and whose name is NULL or NUL-terminated; its functions can be called as
 /// their documentation says.
-pub(super) unsafe fn operators(tables: &[*const lw_operator_table]) -> Result<Operators> {
+pub(super) unsafe fn operators(tables: &[*const lw_operator_table], gate: &Arc<Gate>) -> Result<Operators> {
     let mut given = Operators { makers: Vec::with_capacity(tables.len()), owners: Vec::with_capacity(tables.len()) };
     for (i, table) in tables.iter().enumerate() {
         // SAFETY: the caller's promise.
-        let (maker, owner) = unsafe { operator(*table) }.map_err(|e| e.within(format_args!("operators[{i}]")))?;
+        let (maker, owner) = unsafe { operator(*table, gate) }.map_err(|e| e.within(format_args!("operators[{i}]")))?;
         if given.makers.iter().any(|m| m.name == maker.name) {
             return Err(Error::invalid(format!("operators[{i}]: '{}' is given twice", maker.name)));
         }
@@ -245,7 +247,7 @@ pub(super) unsafe fn operators(tables: &[*const lw_operator_table]) -> Result<Op
 
 /// # Safety
 /// As [`operators`].
-unsafe fn operator(table: *const lw_operator_table) -> Result<(OperatorMaker, Arc<Owner>)> {
+unsafe fn operator(table: *const lw_operator_table, gate: &Arc<Gate>) -> Result<(OperatorMaker, Arc<Owner>)> {
     // SAFETY: the caller promises a table that begins with its size.
     let table = unsafe { arg::versioned(table, no_operator()) }?;
     // SAFETY: the caller promises NULL or a NUL-terminated name.
@@ -260,7 +262,7 @@ unsafe fn operator(table: *const lw_operator_table) -> Result<(OperatorMaker, Ar
         let (has, lacks) = if table.save.is_some() { ("save", "load") } else { ("load", "save") };
         return Err(Error::invalid(format!("operator '{name}' has {has} and no {lacks}; set both, or neither if it remembers nothing")));
     }
-    let owner = Owner::new(table.user, table.drop);
+    let owner = Owner::new(table.user, table.drop, gate);
     let calls = Arc::new(Calls { table, owner: Arc::clone(&owner) });
     let make = move |lane| Box::new(InC::new(Arc::clone(&calls), lane)) as Box<dyn Operator>;
     Ok((OperatorMaker { name: name.to_owned(), make: Arc::new(make) }, owner))
@@ -307,7 +309,7 @@ impl InC {
                 set_message("");
                 // SAFETY: whoever filled the table promised a function that may be called on any thread with its `user` until `drop`, which
                 // `calls` puts off; `state` is writable.
-                let code = unsafe { open(self.calls.owner.user(), self.pieces.lane, &raw mut state) };
+                let code = self.calls.owner.call(|user| unsafe { open(user, self.pieces.lane, &raw mut state) })?;
                 done(code)?;
             }
             self.state = Some(State(state));
@@ -333,7 +335,7 @@ impl Operator for InC {
         set_message("");
         // SAFETY: as in `state`; the state is this lane's and `&mut self` keeps other calls of it away; `described` and `pieces` outlive the
         // call, and its tokens are those of the piece that `pieces` holds.
-        let code = unsafe { push(self.calls.owner.user(), state, &raw const described, &raw mut *pieces) };
+        let code = self.calls.owner.call(|user| unsafe { push(user, state, &raw const described, &raw mut *pieces) })?;
         if let Some(number) = pieces.pushed.take() {
             pieces.held.remove(&number);
         }
@@ -346,7 +348,7 @@ impl Operator for InC {
         let state = self.state()?;
         set_message("");
         // SAFETY: as in `push`.
-        let code = unsafe { flush(self.calls.owner.user(), state, &raw mut self.pieces) };
+        let code = self.calls.owner.call(|user| unsafe { flush(user, state, &raw mut self.pieces) })?;
         out.append(&mut self.pieces.emitted);
         done(code)
     }
@@ -365,7 +367,7 @@ impl Operator for InC {
         let (state, mut bytes, mut len) = (*state, ptr::null(), 0);
         set_message("");
         // SAFETY: as in `push`; `bytes` and `len` are writable.
-        let code = unsafe { save(self.calls.owner.user(), state, &raw mut self.pieces, &raw mut bytes, &raw mut len) };
+        let code = self.calls.owner.call(|user| unsafe { save(user, state, &raw mut self.pieces, &raw mut bytes, &raw mut len) })?;
         done(code)?;
         if !std::mem::take(&mut self.pieces.emitted).is_empty() {
             return Err(Error::invalid("save must not hand on pieces; push and flush do"));
@@ -390,9 +392,9 @@ impl Operator for InC {
         let before: BTreeSet<u64> = pieces.held.keys().copied().collect();
         set_message("");
         // SAFETY: as in `push`; `saved` and `described` outlive the call.
-        let code = unsafe {
-            load(self.calls.owner.user(), state, saved.as_ptr().cast::<c_void>(), saved.len(), described.as_ptr(), described.len(), &raw mut *pieces)
-        };
+        let code = self.calls.owner.call(|user| unsafe {
+            load(user, state, saved.as_ptr().cast::<c_void>(), saved.len(), described.as_ptr(), described.len(), &raw mut *pieces)
+        })?;
         pieces.loading = false;
         done(code)?;
         match pieces.emitted.is_empty() && pieces.held.keys().copied().eq(before) {
@@ -406,7 +408,8 @@ impl Drop for InC {
     fn drop(&mut self) {
         if let (Some(State(state)), Some(close)) = (self.state.take(), self.calls.table.close) {
             // SAFETY: as in `push`; the state is this value's alone, and this is its last call.
-            unsafe { close(self.calls.owner.user(), state) };
+            // Not if the loader was closed from one of its functions: then none is called any more.
+            let _ = self.calls.owner.call(|user| unsafe { close(user, state) });
         }
     }
 }

@@ -4,6 +4,7 @@
 use super::arg;
 use super::batch::lw_batch;
 use super::dataset::lw_dataset;
+use super::gate::Gate;
 use super::guard::{guard, guard_or};
 use super::home::Home;
 use super::loader::{lw_loader_options, open_options};
@@ -31,11 +32,13 @@ pub struct lw_ticket {
 
 /// Any row of a recipe. All functions but `lw_rows_free` may be called by any number of threads at once; they take turns.
 pub struct lw_rows {
-    rows: Mutex<Reader>,
+    /// `None` once closed.
+    rows: Mutex<Option<Reader>>,
     schedule: BatchSchedule,
     opened: Arc<Opened>,
     stop: Stop,
     home: Home,
+    gate: Arc<Gate>,
 }
 
 struct Reader {
@@ -47,15 +50,33 @@ struct Reader {
 impl lw_rows {
     fn get(&self, tickets: &[(u64, u64)], model: Option<&Arc<Model>>, deadline: i64) -> Result<*mut lw_batch> {
         self.home.check("rows handle")?;
+        if self.gate.is_inside() {
+            return Err(Error::new(Status::Unsupported, "functions cannot ask for rows of the handle that calls them"));
+        }
         self.stop.check()?;
-        let mut reader = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guard = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
+        let reader = guard.as_mut().ok_or_else(|| Error::new(Status::Closed, "the rows were closed"))?;
         if let Some(model) = model {
             let last = tickets.iter().map(|(_, step)| *step).max().unwrap_or(0);
             reader.follow(model, last)?;
         }
         let batch = reader.rows.get(tickets, Some(clock::instant(deadline)))?;
-        drop(reader);
+        drop(guard);
         Ok(lw_batch::hand_out(batch, &self.schedule, Arc::clone(&self.opened)))
+    }
+
+    fn close(&self) {
+        if self.home.is_here() {
+            let closed = match self.gate.is_inside() {
+                // By this thread, in a call that is not over: `lw_rows_free` is left with it.
+                true => {
+                    self.gate.shut();
+                    self.rows.try_lock().ok().and_then(|mut rows| rows.take())
+                }
+                false => self.rows.lock().unwrap_or_else(PoisonError::into_inner).take(),
+            };
+            drop(closed);
+        }
     }
 }
 
@@ -95,9 +116,10 @@ pub unsafe extern "C" fn lw_rows_open(recipe: *const lw_recipe, options: *const 
         let handle = Box::new(lw_rows {
             opened: Arc::new(Opened::here(rows.loader().parts().clone())),
             schedule: rows.loader().schedule().clone(),
-            rows: Mutex::new(Reader { rows, followed: None }),
+            rows: Mutex::new(Some(Reader { rows, followed: None })),
             stop,
             home: Home::here(),
+            gate: given.gate,
         });
         // SAFETY: not NULL; the caller promises that it is writable.
         unsafe { out.write(Box::into_raw(handle)) };
@@ -180,14 +202,27 @@ pub unsafe extern "C" fn lw_rows_cancel(rows: *const lw_rows) {
     }
 }
 
-/// Frees the handle; NULL is allowed. Not while another thread uses it. Batches stay valid.
+/// Ends its threads and forgets what was made; later calls return `LW_CLOSED`. Batches stay valid. Closing twice is allowed, and
+/// NULL. Waits for a call that is going on. Also in one of its own functions, as `lw_loader_close`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_rows_close(rows: *const lw_rows) {
+    // SAFETY: the caller promises NULL or a valid handle.
+    if let Some(rows) = unsafe { rows.as_ref() } {
+        guard_or((), || rows.close());
+    }
+}
+
+/// Closes and frees the handle; NULL is allowed. Not while another thread uses it. Batches stay valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_rows_free(rows: *mut lw_rows) {
     if !rows.is_null() {
         // SAFETY: the caller promises a handle of this library that is freed once.
         let rows = unsafe { Box::from_raw(rows) };
         match rows.home.is_here() {
-            true => guard_or((), || drop(rows)),
+            true => guard_or((), || {
+                rows.close();
+                drop(rows);
+            }),
             // Whoever held a lock at the fork is not here to open it.
             false => std::mem::forget(rows),
         }

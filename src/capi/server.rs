@@ -4,6 +4,7 @@
 
 use super::arg::{self, Sized_};
 use super::function::functions;
+use super::gate::Gate;
 use super::guard::{guard, guard_or};
 use super::home::Home;
 use super::loader::{loader_options, lw_loader_options};
@@ -105,10 +106,12 @@ pub unsafe extern "C" fn lw_server_start(recipe: *const lw_recipe, options: *con
         let stop = Stop::default();
         // SAFETY: as above.
         server.loader = unsafe { loader_options(&tables, &stop) }?;
+        // Nobody shuts it: a server's functions end with its threads.
+        let gate = Gate::new();
         // SAFETY: as above; the functions can be called as their documentation says.
-        let functions = unsafe { functions(arg::slice(tables.functions, tables.function_count, "functions")?) }?;
+        let functions = unsafe { functions(arg::slice(tables.functions, tables.function_count, "functions")?, &gate) }?;
         // SAFETY: as above.
-        let operators = unsafe { operators(arg::slice(tables.operators, tables.operator_count, "operators")?) }?;
+        let operators = unsafe { operators(arg::slice(tables.operators, tables.operator_count, "operators")?, &gate) }?;
         let server = Server::start(recipe.clone(), server, &functions.functions, &operators.makers)?;
         functions.keep();
         operators.keep();

@@ -154,6 +154,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "lw_rows_of_tasks": (_status, [_handle, _handle, c_void_p, c_size_t, c_int64, _out]),
     "lw_rows_dataset": (_handle, [_handle, c_size_t]),
     "lw_rows_cancel": (None, [_handle]),
+    "lw_rows_close": (None, [_handle]),
     "lw_rows_free": (None, [_handle]),
     "lw_connect_options_init": (None, [POINTER(s.ConnectOptions)]),
     "lw_loader_connect": (_status, [_handle, POINTER(s.ConnectOptions), _out]),

@@ -18,7 +18,7 @@ import numpy as np
 from . import _native, _structs
 from ._functions import Function, interrupted, interrupts_wait, raise_soon, take_interrupt
 from ._operators import Operator
-from ._owned import free_with
+from ._owned import close_with, free_with
 from ._process import LOADERS, at_exit, forks
 from .batch import Batch, _Native
 from .errors import Forked, Status, Timeout
@@ -57,8 +57,6 @@ class OpenLoader:
         operators: list[Operator],
         progress: ProgressFn | bool | str | None,
     ) -> None:
-        # The first attribute, which goes first: the library's threads end while what they call is still there.
-        self._owned: Any = None
         self.pid, self._forks = os.getpid(), forks()
         self._watch = _Watch(progress)
         # What the library calls must live as long as it may call, and must not keep this object.
@@ -70,6 +68,7 @@ class OpenLoader:
         self._handle = 0
         self._handle = self._patiently(lambda: self._make(recipe, rank, ranks, tuning))
         self._owned = free_with(self._lib.lw_loader_free, self._handle)
+        close_with(self._lib.lw_loader_close, self._handle, self)
         self._info = json.loads(self.text("lw_loader_info"))
         self._counted = not self._info["finite"]
         self._firsts: list[np.ndarray] | None = None

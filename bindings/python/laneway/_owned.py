@@ -2,6 +2,10 @@
 
 A ``__del__`` is Python, and so is ``weakref.finalize``: Python handles its signals there, and drops what they raise, so a Ctrl-C that came just then would be
 lost. A weak reference may have a C function as its callback, which cannot be interrupted.
+
+Of objects that the garbage collector finds together, it calls first the callbacks of weak references, then finalizers, and then it takes the objects apart, in
+any order, while other threads run: what a handle calls, a user's function say, may come first. So a handle with callbacks is closed in the first step and freed in
+the last: finalizers find it closed (``with Loader(…)`` in a generator that is part of a cycle), and no thread of the library is in Python when functions go.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from typing import Any
 import numpy as np
 
 
-class _Free(weakref.ref):  # type: ignore[type-arg]
+class _Call(weakref.ref):  # type: ignore[type-arg]
     """Calls a function of the library with a handle: ctypes takes the reference, which is the callback's argument, for the handle."""
 
     __slots__ = ("_as_parameter_",)
@@ -21,19 +25,26 @@ class _Free(weakref.ref):  # type: ignore[type-arg]
 
 
 # By the object's id, so that a reference which has done its work makes room when the place in memory is used again: a reference that dies first calls nobody.
-_kept: dict[int, _Free] = {}
+_kept: dict[int, _Call] = {}
 # Handles of a forked child's copies are the parent's business.
 os.register_at_fork(after_in_child=_kept.clear)
+
+
+def close_with(close: Any, handle: Any, owner: Any) -> None:
+    """Calls ``close(handle)``, a function of the library that takes a handle alone, when ``owner`` dies, on whichever thread, or is found to be garbage; not at
+    the interpreter's end. The handle must live as long as the owner: :func:`free_with` frees it after that.
+    """
+    reference = _Call(owner, close)
+    reference._as_parameter_ = handle
+    _kept[id(owner)] = reference
 
 
 def free_with(free: Any, handle: Any) -> Any:
     """An object whose death, on whichever thread, calls ``free(handle)``, a function of the library that takes a handle alone; not at the interpreter's end.
 
-    Whatever has the handle holds it, and alone. It is an array, of which the garbage collector knows nothing: of objects that it collects together it calls
-    the callbacks of weak references first and finalizers after, and these may still use the handle (``with Loader(…)`` in a generator that is part of a cycle).
+    Whatever has the handle holds it, and alone. It is an array, of which the garbage collector knows nothing, so that it dies with what holds it and not before
+    finalizers have run. By then what the handle calls may be gone: one with callbacks needs :func:`close_with`.
     """
     owned = np.empty(0, np.uint8)
-    reference = _Free(owned, free)
-    reference._as_parameter_ = handle
-    _kept[id(owned)] = reference
+    close_with(free, handle, owned)
     return owned

@@ -13,7 +13,7 @@ from ._dtypes import Framework
 from ._functions import Function, interrupts_wait, take_interrupt
 from ._open_loader import ProgressFn, Tuning, _Watch, first_documents, loader_options
 from ._operators import Operator
-from ._owned import free_with
+from ._owned import close_with, free_with
 from .batch import Batch, _Native
 from .errors import Forked, Status
 from .loader import _as_functions, _as_operators
@@ -44,8 +44,6 @@ class Rows:
         progress: ProgressFn | bool | str | None = "auto",
         framework: Framework = "auto",
     ) -> None:
-        # The first attribute, which goes first: what the library calls at its end is still there then.
-        self._owned: Any = None
         self.recipe = Recipe.of(recipe)
         self.pid = os.getpid()
         self._as_torch = _dtypes.use_torch(framework)
@@ -68,6 +66,7 @@ class Rows:
         self._handle = 0
         self._handle = self._open(tuning)
         self._owned = free_with(self._lib.lw_rows_free, self._handle)
+        close_with(self._lib.lw_rows_close, self._handle, self)
         self._firsts = first_documents(self._lib.lw_rows_dataset, self._handle)
 
     def _open(self, tuning: Tuning) -> int:
@@ -120,6 +119,18 @@ class Rows:
                 raise interrupt
             if status not in (Status.TIMEOUT, Status.INTERRUPTED):
                 raise self._watch.take_failure() or _native.error(status)
+
+    def close(self) -> None:
+        """Ends its threads; batches stay. May be called twice."""
+        self._watch.stopped = True
+        if self.pid == os.getpid():
+            self._lib.lw_rows_close(self._handle)
+
+    def __enter__(self) -> Rows:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         return f"Rows(recipe={self.recipe.fingerprint:016x})"

@@ -20,6 +20,9 @@ from .loader import _as_functions, _as_generate, _as_operators
 from .recipe import Recipe
 from .student import check_count
 
+# Servers are theirs who connect: one that nobody has a name for goes on, and what its threads call stays.
+_serving: set[Server] = set()
+
 
 class Server:
     """Makes the batches of all ranks of this node, for :class:`~laneway.NodeLoader` s in other processes (or in this one).
@@ -77,7 +80,7 @@ class Server:
         self._pid = 0
 
     def start(self) -> None:
-        """Serves on threads of the library until :meth:`stop`. Opens the data first; does nothing if it serves.
+        """Serves on threads of the library until :meth:`stop`, or the interpreter's end. Opens the data first; does nothing if it serves.
 
         Raises:
             InUse: a living server has this name.
@@ -109,6 +112,7 @@ class Server:
                     raise failure from None
                 raise
             self._kept, self._pid = (functions, operators, progress), os.getpid()
+            _serving.add(self)
             at_exit(LOADERS, self, Server.stop)
 
     def run(self) -> None:
@@ -131,6 +135,7 @@ class Server:
             handle, self._handle = self._handle, None
             if handle is not None and self._pid == os.getpid():
                 _native.lib().lw_server_free(handle)
+            _serving.discard(self)
 
     @property
     def stats(self) -> dict[str, Any]:
