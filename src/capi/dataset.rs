@@ -6,6 +6,7 @@
 //! the others wait for it.
 
 use super::arg::{self, Sized_, User};
+use super::gate::Gate;
 use super::guard::{guard, guard_or};
 use super::home::Home;
 use super::status::lw_status;
@@ -166,13 +167,19 @@ impl lw_dataset {
     }
 }
 
-/// Passes on progress, and remembers that the work is to end.
-pub(super) fn progress(callback: lw_progress_fn, user: *mut c_void, stop: Stop) -> Option<impl Fn(&str, u64, u64) + Send + Sync + 'static> {
-    let (callback, user) = (callback?, User { user, drop: None });
+/// Passes on progress, through a gate, and remembers that the work is to end.
+pub(super) fn progress(
+    callback: lw_progress_fn,
+    user: *mut c_void,
+    stop: Stop,
+    gate: &Arc<Gate>,
+) -> Option<impl Fn(&str, u64, u64) + Send + Sync + 'static> {
+    let (callback, user, gate) = (callback?, User { user, drop: None }, Arc::clone(gate));
     Some(move |what: &str, done: u64, total: u64| {
         let what = CString::new(what.replace('\0', "\u{fffd}")).unwrap_or_default();
         // SAFETY: whoever set the callback promised a function that may be called on any thread with this `user`; the string outlives the call.
-        if unsafe { callback(user.get(), what.as_ptr(), done, total) } != 0 {
+        let answer = gate.call(|| unsafe { callback(user.get(), what.as_ptr(), done, total) });
+        if answer.is_err() || answer.is_ok_and(|code| code != 0) {
             stop.set();
         }
     })
@@ -241,7 +248,7 @@ unsafe fn open_options(given: &lw_dataset_options) -> Result<OpenOptions> {
     // SAFETY: the caller's promise.
     let cache_dir = unsafe { arg::c_string(given.cache_dir, "cache_dir") }?.map(PathBuf::from);
     let stop = Stop::default();
-    let told = progress(given.progress, given.progress_user, stop.clone());
+    let told = progress(given.progress, given.progress_user, stop.clone(), &Gate::new());
     Ok(OpenOptions {
         cache_dir,
         threads: usize::try_from(given.threads).unwrap_or(usize::MAX),

@@ -55,7 +55,7 @@ pub mod rows;
 
 mod callback_medium;
 mod dlpack;
-mod gate;
+pub mod gate;
 mod home;
 mod open_tasks;
 mod opened;

@@ -242,11 +242,6 @@ impl Drop for Engine {
         self.shared.stop.store(true, Ordering::Relaxed);
         drop(lock(&self.shared.queue));
         self.shared.filled.notify_all();
-        // Dropped inside of a user's function, on a thread of the pool: that cannot be waited for, nor can threads that wait for the lane it holds.
-        let own = std::thread::current().id();
-        if self.threads.iter().any(|thread| thread.thread().id() == own) {
-            return;
-        }
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _native, _structs
+from ._callbacks import borrow, lend
 
 
 @dataclass(frozen=True)
@@ -38,21 +39,41 @@ class Function:
             raise ValueError(f"function {self.name!r} has {'neither map nor filter' if self.map is None else 'both map and filter'}; give it one")
 
     def table(self) -> _structs.FunctionTable:
-        """As an ``lw_function_table``, which keeps the callbacks."""
+        """As an ``lw_function_table``, which keeps what is called."""
         table = _structs.FunctionTable()
         _native.lib().lw_function_table_init(ctypes.byref(table))
         table.name = self.name.encode()
         if self.map is not None:
-            table.map = _structs.Map(_mapping(self.map))
+            table.callee, table.map = _mapping(self.map), _map
         if self.filter is not None:
-            table.filter = _structs.Filter(_filtering(self.filter))
+            table.callee, table.filter = _filtering(self.filter), _filter
+        table.user = lend(table.callee)
         return table
+
+
+@_structs.Map
+def _map(user: int | None, text: int, length: int, out: int) -> int:
+    callee = borrow(user)
+    return gone() if callee is None else callee(text, length, out)
+
+
+@_structs.Filter
+def _filter(user: int | None, text: int, length: int) -> int:
+    callee = borrow(user)
+    return gone() if callee is None else callee(text, length)
+
+
+def gone() -> int:
+    """For a call that comes when its callee is garbage: it fails, and nobody asks why."""
+    text = b"it is gone, and its loader with it"
+    _native.lib().lw_set_last_error(text, len(text))
+    return -1
 
 
 def _mapping(function: Callable[[str], str]) -> Callable[..., int]:
     append = _native.lib().lw_text_append
 
-    def call(_user: int | None, text: int, length: int, out: int) -> int:
+    def call(text: int, length: int, out: int) -> int:
         return _called(lambda: put(function(ctypes.string_at(text, length).decode()), out))
 
     def put(made: Any, out: int) -> int:
@@ -66,7 +87,7 @@ def _mapping(function: Callable[[str], str]) -> Callable[..., int]:
 
 
 def _filtering(function: Callable[[str], Any]) -> Callable[..., int]:
-    def call(_user: int | None, text: int, length: int) -> int:
+    def call(text: int, length: int) -> int:
         return _called(lambda: 1 if function(ctypes.string_at(text, length).decode()) else 0)
 
     return call

@@ -105,8 +105,9 @@ class OpenStudent:
         self._cuda = options.medium == "cuda"
         self._device: int | None = None
         lib = _native.lib()
-        self._handle = _open(options, timeout_s)
-        self._next, self._release, self._free = lib.lw_student_next, lib.lw_student_release, lib.lw_student_free
+        # Freed once no lease is left: each has this object.
+        self._handle, self._owned = _open(options, timeout_s)
+        self._next, self._release = lib.lw_student_next, lib.lw_student_release
         self._places: list[tuple[Any, c_size_t, Any]] = []
         self._lease = _lease_type(self.config.nbytes())
         self._plans: dict[bool, list[tuple[Any, ...]]] = {}
@@ -272,11 +273,6 @@ class OpenStudent:
         if self._forks != forks():
             raise Forked(f"this student was opened by process {self.pid}, and this is its forked child {os.getpid()}: open one here")
 
-    def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:
-        # Runs once no lease is left. The memory of a forked child's copy is the parent's business.
-        if getattr(self, "_free", None) is not None and self.pid == getpid():
-            self._free(self._handle)
-
 
 _open_students: weakref.WeakSet[OpenStudent] = weakref.WeakSet()
 
@@ -325,8 +321,8 @@ def c_layout(config: BatchConfig) -> Iterator[int]:
         lib.lw_layout_free(out)
 
 
-def _open(options: Options, timeout_s: float) -> int:
-    """The handle of a student that is registered."""
+def _open(options: Options, timeout_s: float) -> tuple[int, Any]:
+    """The handle of a student that is registered, and what frees it."""
     lib = _native.lib()
     c = _structs.StudentOptions()
     lib.lw_student_options_init(ctypes.byref(c))
@@ -340,7 +336,7 @@ def _open(options: Options, timeout_s: float) -> int:
     c.embedded_broker = options.embedded_broker
     c.spin_us = options.spin_us
 
-    def open_it(deadline: int) -> int:
+    def open_it(deadline: int) -> tuple[int, Any]:
         out = c_void_p()
         inputs = options.input_config
         with c_layout(options.batch_config) as layout, contextlib.nullcontext() if inputs is None else c_layout(inputs) as input_layout:
@@ -350,10 +346,9 @@ def _open(options: Options, timeout_s: float) -> int:
                 _native.check(lib.lw_student_open(ctypes.byref(c), deadline, ctypes.byref(out)))
             finally:
                 lib.lw_medium_free(medium)
-        assert out.value is not None
-        return out.value
+        return _native.owned(out.value, lib.lw_student_free)
 
-    return _native.interruptibly(open_it, timeout_s, undo=lib.lw_student_free)
+    return _native.interruptibly(open_it, timeout_s)
 
 
 def _slots(options: Options) -> int:
