@@ -146,6 +146,12 @@ def raise_soon() -> None:
     timer.start()
 
 
+def come_again() -> None:
+    """For a finalizer, out of which no exception finds its way: the Ctrl-C that came in it comes again."""
+    _interrupts.append(KeyboardInterrupt())
+    raise_soon()
+
+
 def _again() -> None:
     try:
         _interrupts.pop()

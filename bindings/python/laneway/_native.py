@@ -74,6 +74,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "lw_student_give": (_status, [_handle, c_char_p, c_size_t, c_size_t]),
     "lw_student_next": (_status, [_handle, c_int64, c_void_p, c_size_t, _len]),
     "lw_student_release": (_status, [_handle, c_void_p, c_size_t, c_void_p]),
+    "lw_held_release": (None, [_handle]),
     "lw_student_read": (_status, [_handle, c_void_p, c_void_p, c_size_t]),
     "lw_student_tensor": (_status, [_handle, c_void_p, c_size_t, POINTER(s.Tensor)]),
     "lw_student_dlpack": (_status, [_handle, c_void_p, c_size_t, _out]),

@@ -10,6 +10,8 @@ the last: finalizers find it closed (``with Loader(…)`` in a generator that is
 
 from __future__ import annotations
 
+import ctypes
+import operator
 import os
 import weakref
 from typing import Any
@@ -48,3 +50,20 @@ def free_with(free: Any, handle: Any) -> Any:
     owned = np.empty(0, np.uint8)
     close_with(free, handle, owned)
     return owned
+
+
+class _Pointer:
+    """How a finalizer of :func:`finalizer` gets its argument."""
+
+    from_param = operator.attrgetter("_reference")
+
+
+_method = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(("PyInstanceMethod_New", ctypes.pythonapi))
+
+
+def finalizer(function: Any) -> Any:
+    """A ``__del__`` that calls ``function``, a ctypes function of its own, with the object's attribute ``_reference``: None, or bytes that the C function reads. For objects
+    of which there are many; what others of the same garbage hold may be finalized before.
+    """
+    function.restype, function.argtypes = None, [_Pointer]
+    return _method(function)

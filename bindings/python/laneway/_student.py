@@ -8,6 +8,7 @@ import functools
 import json
 import logging
 import os
+import struct
 import weakref
 from collections.abc import Callable, Iterator
 from ctypes import c_size_t, c_uint64, c_void_p
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _device, _dtypes, _native, _structs
+from . import _device, _dtypes, _native, _owned, _structs
 from ._endpoints import Endpoints
 from ._medium_glue import Cuda, check_medium, open_medium
 from ._process import STUDENTS, at_exit, forks
@@ -56,6 +57,12 @@ class Options:
 
 
 @functools.cache
+def finalizer() -> Any:
+    """The ``__del__`` of what has a reference to a sample, as the bytes of an ``lw_held`` in ``_reference``."""
+    return _owned.finalizer(_native.lib()["lw_held_release"])
+
+
+@functools.cache
 def _lease_type(nbytes: int) -> Any:
     """The class of leases for samples of that size: one reference to a slot, as a buffer of the sample's bytes.
 
@@ -64,13 +71,11 @@ def _lease_type(nbytes: int) -> Any:
     """
 
     class Lease(ctypes.c_ubyte * nbytes):  # type: ignore[misc]
-        __slots__ = ("owner", "raw")
+        __slots__ = ("_reference", "owner")
 
         owner: OpenStudent
-        raw: bytes
-
-        def __del__(self) -> None:
-            self.owner.release_quietly(self.raw)
+        _reference: bytes | None
+        __del__ = finalizer()
 
     return Lease
 
@@ -90,6 +95,7 @@ class DeviceLease:
         self._student, self._raw = student, raw
         self.stream: int | None = None
 
+    # In Python, since torch is asked for the stream: a Ctrl-C that comes in here is lost.
     def __del__(self) -> None:
         self._student.release_quietly(self._raw, self.stream)
 
@@ -105,8 +111,12 @@ class OpenStudent:
         self._cuda = options.medium == "cuda"
         self._device: int | None = None
         lib = _native.lib()
+        # Who uses it, where that is one object: without it, it is closed.
+        self.user: weakref.ref[Any] | None = None
         # Freed once no lease is left: each has this object.
         self._handle, self._owned = _open(options, timeout_s)
+        # In front of the bytes of an lw_sample they make an lw_held.
+        self.head = struct.pack("@P", self._handle)
         self._next, self._release = lib.lw_student_next, lib.lw_student_release
         self._places: list[tuple[Any, c_size_t, Any]] = []
         self._lease = _lease_type(self.config.nbytes())
@@ -176,7 +186,8 @@ class OpenStudent:
     def lease(self, raw: bytes, address: int) -> Any:
         """The sample's bytes as a buffer; it takes over the caller's reference."""
         lease = self._lease.from_address(address)
-        lease.owner, lease.raw = self, raw
+        lease.owner = self
+        lease._reference = self.head + raw
         return lease
 
     def is_on_device(self, raw: bytes) -> bool:
@@ -210,13 +221,17 @@ class OpenStudent:
             plan = self._plans[as_torch] = view_plan(self.config, as_torch)
         return make_views(plan, lease)
 
-    def release(self, raw: bytes, stream: int | None = None) -> None:
+    def release(self, raw: bytes, on_device: bool, stream: int | None) -> None:
         """Gives a sample's reference back. On a device, its slot is used again once what is queued on ``stream`` is done; None: on the current one."""
-        _native.check(self._release(self._handle, raw, 1, self._stream(raw) if stream is None else stream))
+        if on_device and stream is None:
+            stream = self._stream(raw)
+        status = self._release(self._handle, raw, 1, stream)
+        if status:
+            raise _native.error(status)
 
-    def release_quietly(self, raw: bytes, stream: int | None = None) -> None:
-        """As :meth:`release`, for destructors: in a forked child, which never had the reference, nothing happens."""
-        if self._cuda and stream is None and self._forks == forks():
+    def release_quietly(self, raw: bytes, stream: int | None) -> None:
+        """As :meth:`release`, for the finalizer of a sample on a device: in a forked child, which never had the reference, nothing happens."""
+        if stream is None and self._forks == forks():
             stream = self._stream(raw)
         self._release(self._handle, raw, 1, stream)
 
@@ -283,7 +298,8 @@ def find_open(group: str | None, endpoints: Endpoints) -> OpenStudent | None:
     for student in list(_open_students):
         options = student.options
         same_group = group in (options.group, student.registration["group"])
-        if student.pid == pid and same_group and options.endpoints.frontend == endpoints.frontend:
+        used = student.user is None or student.user() is not None
+        if student.pid == pid and used and same_group and options.endpoints.frontend == endpoints.frontend:
             return student
     return None
 

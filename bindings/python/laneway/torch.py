@@ -10,6 +10,7 @@ import torch
 import torch.utils.data
 
 from . import _native, _structs
+from ._functions import come_again
 from ._student import OpenStudent
 from .dataset import TAGS, DistillIterableDataset, wait_for_sample
 from .errors import Timeout
@@ -148,8 +149,12 @@ class _Batches:
             self._dataset.give_up(worker, self._workers)
         self._students = []
 
+    # In Python, since it is more than one call: a Ctrl-C that comes in here comes again.
     def __del__(self) -> None:
         try:
+            self.close()
+        except KeyboardInterrupt:
+            come_again()
             self.close()
         except Exception as error:
             _log.debug("loader: at its end: %s", error)
