@@ -138,6 +138,12 @@ def take_interrupt() -> KeyboardInterrupt | None:
     return interrupt
 
 
+def raise_interrupt() -> None:
+    """Raises the Ctrl-C that is still to be raised on this thread, if there is one: before a call, when nothing is lost by it."""
+    if (interrupt := take_interrupt()) is not None:
+        raise interrupt
+
+
 def raise_soon() -> None:
     """For a call whose result the caller must get, though a Ctrl-C came meanwhile: it comes again, when the caller has had time to look at the result, unless the
     next call raises it first."""
@@ -147,7 +153,7 @@ def raise_soon() -> None:
 
 
 def come_again() -> None:
-    """For a finalizer, out of which no exception finds its way: the Ctrl-C that came in it comes again."""
+    """Where a Ctrl-C was raised, and must not be: in a finalizer, out of which no exception finds its way, or at the end of a call whose result the caller must get."""
     _interrupts.append(KeyboardInterrupt())
     raise_soon()
 

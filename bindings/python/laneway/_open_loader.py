@@ -17,7 +17,7 @@ import numpy as np
 
 from . import _native, _structs
 from ._callbacks import borrow, lend
-from ._functions import Function, interrupted, interrupts_wait, raise_soon, take_interrupt
+from ._functions import Function, come_again, interrupted, interrupts_wait, raise_interrupt, raise_soon, take_interrupt
 from ._operators import Operator
 from ._owned import close_with
 from ._process import LOADERS, at_exit, forks
@@ -89,16 +89,24 @@ class OpenLoader:
 
     def next(self, deadline: int = _native.NEVER) -> int | None:
         """The next ``lw_batch``, whose reference the caller owns; None after the last."""
+        raise_interrupt()
         if not self._counted:
             _ = self.steps  # which takes as long as it takes, and can be interrupted
         out = c_void_p()
-        while True:
-            slice_end = _native.monotonic_ns() + _native.SLICE_NS
-            status = self._next(self._handle, slice_end if slice_end < deadline else deadline, ctypes.byref(out))
-            if not status:  # Status.OK
-                return out.value
-            if status != Status.INTERRUPTED and (status != Status.TIMEOUT or _native.monotonic_ns() >= deadline):
-                raise self._error(status)
+        try:
+            while True:
+                slice_end = _native.monotonic_ns() + _native.SLICE_NS
+                status = self._next(self._handle, slice_end if slice_end < deadline else deadline, ctypes.byref(out))
+                if not status:  # Status.OK
+                    return out.value
+                if status != Status.INTERRUPTED and (status != Status.TIMEOUT or _native.monotonic_ns() >= deadline):
+                    raise self._error(status)
+        except KeyboardInterrupt:
+            # Python raises it when the call returns: a batch that came with it is the caller's all the same, or nobody would get it.
+            if not out.value:
+                raise
+            come_again()
+            return out.value
 
     def batch(self, handle: int, as_torch: bool) -> Batch:
         """That batch, as Python sees it."""

@@ -19,6 +19,7 @@ import numpy as np
 
 from . import _device, _dtypes, _native, _owned, _structs
 from ._endpoints import Endpoints
+from ._functions import _interrupts, come_again, raise_interrupt
 from ._medium_glue import Cuda, check_medium, open_medium
 from ._process import STUDENTS, at_exit, forks
 from .batch_config import BatchConfig
@@ -138,6 +139,8 @@ class OpenStudent:
 
         Each is one reference, which the caller owns. ``deadline`` is absolute, on ``time.monotonic_ns``.
         """
+        if _interrupts:
+            raise_interrupt()
         n = min(n, _MOST_AT_ONCE)
         size = n * _SAMPLE_SIZE
         try:
@@ -147,26 +150,41 @@ class OpenStudent:
         if len(place[0]) < size:
             place = _place(size)
         buffer, count, count_ref = place
+        count.value = 0
         # Every microsecond here is one of each request: no enum, no system call, no second look at the clock unless there is need.
         end = _monotonic_ns() + _SLICE_NS
-        status = self._next(self._handle, end if end < deadline else deadline, buffer, n, count_ref)
-        if status and not self._wait(status, place, n, deadline):
-            raw = b""
-        else:
-            raw = buffer[: count.value * _SAMPLE_SIZE]
+        try:
+            status = self._next(self._handle, end if end < deadline else deadline, buffer, n, count_ref)
+            if status:
+                self._wait(status, place, n, deadline)
+        except KeyboardInterrupt:
+            # Python raises it when the call returns: what came with it is the caller's all the same.
+            if not count.value:
+                raise
+            come_again()
+        raw = buffer[: count.value * _SAMPLE_SIZE]
         self._places.append(place)
         return [raw[at : at + _SAMPLE_SIZE] for at in range(0, len(raw), _SAMPLE_SIZE)]
 
     def take_one(self, deadline: int) -> bytes | None:
         """The next sample, as :meth:`take` gives them, or None at the deadline."""
+        if _interrupts:
+            raise_interrupt()
         try:
             place = self._places.pop()
         except IndexError:
             place = _place(_SAMPLE_SIZE)
-        buffer, _, count_ref = place
+        buffer, count, count_ref = place
+        count.value = 0
         end = _monotonic_ns() + _SLICE_NS
-        status = self._next(self._handle, end if end < deadline else deadline, buffer, 1, count_ref)
-        raw = None if status and not self._wait(status, place, 1, deadline) else buffer[:_SAMPLE_SIZE]
+        try:
+            status = self._next(self._handle, end if end < deadline else deadline, buffer, 1, count_ref)
+            raw = None if status and not self._wait(status, place, 1, deadline) else buffer[:_SAMPLE_SIZE]
+        except KeyboardInterrupt:
+            if not count.value:
+                raise
+            come_again()
+            raw = buffer[:_SAMPLE_SIZE]
         self._places.append(place)
         return raw
 
