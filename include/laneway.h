@@ -563,6 +563,14 @@ typedef struct {
     uint32_t flags;
 } lw_sample;
 
+// A reference to a sample, together with whom it is to be given back to.
+typedef struct {
+    // The student.
+    const lw_student *student;
+    // The sample, as `lw_student_next` gave it.
+    lw_sample sample;
+} lw_held;
+
 // Sets `struct_size` and the defaults. NULL is allowed.
 void lw_student_options_init(lw_student_options *options);
 
@@ -607,6 +615,10 @@ lw_status lw_student_release(const lw_student *student,
                              const lw_sample *samples,
                              size_t count,
                              void *stream);
+
+// Releases that one reference, as `lw_student_release` with a NULL `stream`, for finalizers, which are handed one pointer and can do nothing about an
+// error: one that is not held any more is left alone. NULL is allowed. Any thread.
+void lw_held_release(const lw_held *held);
 
 // Copies the first `len` bytes of a held sample to `out`, in host memory, wherever the sample lies; waits until they are there.
 LW_MUST_USE lw_status lw_student_read(const lw_student *student, const lw_sample *sample, void *out, size_t len);
@@ -1492,11 +1504,22 @@ void lw_loader_cancel(const lw_loader *loader);
 
 // Ends the loader's threads. Waits end, and later ones return, with `LW_CLOSED`. Batches stay readable. Closing twice
 // is allowed, and NULL. Also in one of the loader's own functions: from then on none of them is called, not even an
-// operator's `close` or a `drop`; the others have returned, and this one's thread ends behind it.
+// operator's `close` or a `drop`; the others have returned, and the threads end when this one has.
 void lw_loader_close(const lw_loader *loader);
 
-// Closes the loader and frees the handle; NULL is allowed. Not while another thread uses it. Batches, and DLPack
-// tensors of them, stay valid.
+// As `lw_loader_close`, but waits for nobody, so that a finalizer may call it, on any thread and whatever lock it holds: from now on none of the loader's
+// functions is called, not even an operator's `close` or a `drop`; those that run go on to their end, which `lw_loader_join` waits for, and the
+// loader's threads end behind them.
+void lw_loader_abandon(const lw_loader *loader);
+
+// After `lw_loader_abandon`: waits until `deadline` for the loader's functions to return, but for those that the calling thread is in. `LW_TIMEOUT`: some
+// still run, call again.
+LW_MUST_USE
+lw_status lw_loader_join(const lw_loader *loader,
+                         int64_t deadline);
+
+// Closes the loader and frees the handle; NULL is allowed. Not while another thread uses it. Waits for nobody if the loader was abandoned. Batches, and
+// DLPack tensors of them, stay valid.
 void lw_loader_free(lw_loader *loader);
 
 /* ==== rows ==========================================================================================================
@@ -1550,7 +1573,11 @@ void lw_rows_cancel(const lw_rows *rows);
 // NULL. Waits for a call that is going on. Also in one of its own functions, as `lw_loader_close`.
 void lw_rows_close(const lw_rows *rows);
 
-// Closes and frees the handle; NULL is allowed. Not while another thread uses it. Batches stay valid.
+// As `lw_rows_close`, but waits for nobody, so that a finalizer may call it: none of the functions is called any more, and a call that is going on
+// ends with `LW_CLOSED` or `LW_DATA` when the function that it is in has returned.
+void lw_rows_abandon(const lw_rows *rows);
+
+// Closes and frees the handle; NULL is allowed. Not while another thread uses it. Waits for nobody if the rows were abandoned. Batches stay valid.
 void lw_rows_free(lw_rows *rows);
 
 /* ==== server ========================================================================================================

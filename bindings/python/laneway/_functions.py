@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -147,9 +148,8 @@ def raise_interrupt() -> None:
 def raise_soon() -> None:
     """For a call whose result the caller must get, though a Ctrl-C came meanwhile: it comes again, when the caller has had time to look at the result, unless the
     next call raises it first."""
-    timer = threading.Timer(0.05, _again)
-    timer.daemon = True
-    timer.start()
+    # No threading.Thread, whose start waits, so that a second Ctrl-C would be raised there.
+    _thread.start_new_thread(_again, (list(_interrupts),))
 
 
 def come_again() -> None:
@@ -158,13 +158,14 @@ def come_again() -> None:
     raise_soon()
 
 
-def _again() -> None:
-    try:
-        _interrupts.pop()
-    except IndexError:
-        return
-    _interrupts.clear()
-    _thread.interrupt_main()
+def _again(interrupts: list[KeyboardInterrupt]) -> None:
+    time.sleep(0.05)
+    for interrupt in interrupts:
+        try:
+            _interrupts.remove(interrupt)
+        except ValueError:  # raised in the meantime
+            continue
+        _thread.interrupt_main()
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from ._functions import Function, come_again, interrupted, interrupts_wait, rais
 from ._operators import Operator
 from ._owned import close_with
 from ._process import LOADERS, at_exit, forks
-from .batch import Batch, _Native
+from .batch import Arrival, Batch, _Native
 from .errors import Forked, Status, Timeout
 from .generate import GenerateOptions, rows_only
 from .recipe import Recipe
@@ -87,32 +87,36 @@ class OpenLoader:
         """The loader's recipe."""
         return Recipe(_native.text(self._lib.lw_recipe_to_toml, self._lib.lw_loader_recipe(self._handle)))
 
-    def next(self, deadline: int = _native.NEVER) -> int | None:
-        """The next ``lw_batch``, whose reference the caller owns; None after the last."""
+    def next(self, as_torch: bool, deadline: int = _native.NEVER) -> Batch | None:
+        """The next batch; None after the last."""
         raise_interrupt()
         if not self._counted:
             _ = self.steps  # which takes as long as it takes, and can be interrupted
-        out = c_void_p()
+        arrival = Arrival()
         try:
-            while True:
-                slice_end = _native.monotonic_ns() + _native.SLICE_NS
-                status = self._next(self._handle, slice_end if slice_end < deadline else deadline, ctypes.byref(out))
-                if not status:  # Status.OK
-                    return out.value
-                if status != Status.INTERRUPTED and (status != Status.TIMEOUT or _native.monotonic_ns() >= deadline):
-                    raise self._error(status)
+            return self._batch(arrival, as_torch) if self._wait(arrival, deadline) else None
         except KeyboardInterrupt:
-            # Python raises it when the call returns: a batch that came with it is the caller's all the same, or nobody would get it.
-            if not out.value:
+            # Python raises it when the library's call returns: a batch that came with it is the caller's all the same, or nobody would get it.
+            if not arrival.out.value:
                 raise
             come_again()
-            return out.value
+            return self._batch(arrival, as_torch)
 
-    def batch(self, handle: int, as_torch: bool) -> Batch:
-        """That batch, as Python sees it."""
+    def _wait(self, arrival: Arrival, deadline: int) -> bool:
+        """Whether there is another batch."""
+        out = ctypes.byref(arrival.out)
+        while True:
+            slice_end = _native.monotonic_ns() + _native.SLICE_NS
+            status = self._next(self._handle, slice_end if slice_end < deadline else deadline, out)
+            if not status:  # Status.OK
+                return arrival.out.value is not None
+            if status != Status.INTERRUPTED and (status != Status.TIMEOUT or _native.monotonic_ns() >= deadline):
+                raise self._error(status)
+
+    def _batch(self, arrival: Arrival, as_torch: bool) -> Batch:
         if self._firsts is None:
             self._firsts = first_documents(self._lib.lw_loader_dataset, self._handle)
-        return Batch(_Native(handle), as_torch, self._firsts)
+        return Batch(_Native(arrival), as_torch, self._firsts)
 
     @property
     def dataset_names(self) -> list[str]:
@@ -240,18 +244,20 @@ class OpenLoader:
 class InlineLoader(OpenLoader):
     """The same, of a loader without threads, in whose :meth:`next` the user's functions run, and a Ctrl-C ends them."""
 
-    def next(self, deadline: int = _native.NEVER) -> int | None:
+    def next(self, as_torch: bool, deadline: int = _native.NEVER) -> Batch | None:
         if not self._counted:
             _ = self.steps
         while not interrupted():
+            arrival = Arrival()
             try:
                 with interrupts_wait():
-                    handle = super().next(min(deadline, _native.monotonic_ns() + _native.SLICE_NS))
-                if handle is None and interrupted():
+                    there = self._wait(arrival, min(deadline, _native.monotonic_ns() + _native.SLICE_NS))
+                    batch = self._batch(arrival, as_torch) if there else None
+                if batch is None and interrupted():
                     break
                 if interrupted():
                     raise_soon()
-                return handle
+                return batch
             except Timeout:
                 if _native.monotonic_ns() >= deadline:
                     raise

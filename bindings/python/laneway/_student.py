@@ -180,12 +180,12 @@ class OpenStudent:
         try:
             status = self._next(self._handle, end if end < deadline else deadline, buffer, 1, count_ref)
             raw = None if status and not self._wait(status, place, 1, deadline) else buffer[:_SAMPLE_SIZE]
+            self._places.append(place)
         except KeyboardInterrupt:
             if not count.value:
                 raise
             come_again()
             raw = buffer[:_SAMPLE_SIZE]
-        self._places.append(place)
         return raw
 
     def _wait(self, status: int, place: tuple[Any, c_size_t, Any], n: int, deadline: int) -> bool:

@@ -120,11 +120,10 @@ class Loader:
         return self
 
     def __next__(self) -> Batch:
-        opened = self._opened()
-        handle = opened.next()
-        if handle is None:
+        batch = self._opened().next(_dtypes.use_torch(self._framework))
+        if batch is None:
             raise StopIteration
-        return opened.batch(handle, _dtypes.use_torch(self._framework))
+        return batch
 
     def next(self, timeout_s: float | None = None) -> Batch | None:
         """The next batch, waited for up to ``timeout_s`` seconds; None after the last.
@@ -134,9 +133,7 @@ class Loader:
             DataError: a document, a file or a function failed, and the message names it. Every later call raises it again, until the
                 loader is moved or loaded.
         """
-        opened = self._opened()
-        handle = opened.next(_native.deadline(timeout_s))
-        return None if handle is None else opened.batch(handle, _dtypes.use_torch(self._framework))
+        return self._opened().next(_dtypes.use_torch(self._framework), _native.deadline(timeout_s))
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands after the last batch that was taken: ``meta``, the same on all ranks, and an entry for each of this rank's

@@ -14,7 +14,7 @@ from ._functions import Function, interrupts_wait, take_interrupt
 from ._open_loader import ProgressFn, Tuning, _Watch, first_documents, loader_options
 from ._operators import Operator
 from ._owned import close_with
-from .batch import Batch, _Native
+from .batch import Arrival, Batch, _Native
 from .errors import Forked, Status
 from .loader import _as_functions, _as_operators
 from .recipe import Recipe
@@ -100,13 +100,12 @@ class Rows:
     def _batch(self, ask: Callable[[int, Any], int]) -> Batch:
         if self.pid != os.getpid():
             raise Forked(f"these rows were opened by process {self.pid}, and this is its forked child {os.getpid()}: make a Rows here")
-        out = c_void_p()
+        arrival = Arrival()
         while True:
             with interrupts_wait():
-                status = ask(_native.monotonic_ns() + _native.SLICE_NS, ctypes.byref(out))
+                status = ask(_native.monotonic_ns() + _native.SLICE_NS, ctypes.byref(arrival.out))
             if status == Status.OK:
-                assert out.value is not None
-                batch = Batch(_Native(out.value), self._as_torch, self._firsts)
+                batch = Batch(_Native(arrival), self._as_torch, self._firsts)
                 # The rows can be asked for again.
                 if (interrupt := take_interrupt()) is not None:
                     raise interrupt

@@ -12,6 +12,7 @@ from typing import Any
 from . import _dtypes, _native, _structs
 from ._dtypes import Framework
 from ._endpoints import Endpoints
+from ._functions import come_again
 from ._medium_glue import check_cuda
 from ._owned import close_with
 from ._process import ProcessLock
@@ -62,8 +63,8 @@ class SampleRef:
 
     def __init__(self, owner: OpenStudent, raw: bytes, as_torch: bool) -> None:
         self._owner, self._raw, self._as_torch = owner, raw, as_torch
-        # Given back at the end of this object, by a ``__del__`` in C (see ``StudentClient._open``), unless that was done or a lease has it.
-        self._reference: bytes | None = owner.head + raw
+        # Given back at the end of this object, by a ``__del__`` in C (see ``StudentClient._open``), unless that was done or a lease has it; once it is whole.
+        self._reference: bytes | None = None
         self._lease: Any = None
         self._tensors: dict[str, Any] | None = None
         self._released = False
@@ -334,18 +335,32 @@ class StudentClient:
         """
         student = self._student or self._open()
         raw = student.take_one(_NEVER if timeout_ms is None else _monotonic_ns() + int(timeout_ms * 1e6))
-        return None if raw is None else self._sample(student, raw)
+        try:
+            return None if raw is None else self._sample(student, raw)
+        except KeyboardInterrupt:  # the sample is here, and is handed out
+            assert raw is not None
+            come_again()
+            return self._sample(student, raw)
 
     def next_samples(self, n: int, timeout_ms: float | None = 1000) -> list[SampleRef]:
         """The next sample and those that are ready behind it, ``n`` at most; an empty list after ``timeout_ms``."""
         check_count("n", n, 1)
         student = self._student or self._open()
         deadline = _NEVER if timeout_ms is None else _monotonic_ns() + int(timeout_ms * 1e6)
-        return [self._sample(student, raw) for raw in student.take(n, deadline)]
+        raws, samples = student.take(n, deadline), []
+        try:
+            for raw in raws:
+                samples.append(self._sample(student, raw))
+        except KeyboardInterrupt:
+            come_again()
+            samples += [self._sample(student, raw) for raw in raws[len(samples) :]]
+        return samples
 
     def _sample(self, student: OpenStudent, raw: bytes) -> SampleRef:
         sample = SampleRef(student, raw, self._as_torch)
         self._held[sample.slot_id] = weakref.ref(sample)
+        # Last: from here on the reference goes with it, and Python looks for signals no more before the caller has it.
+        sample._reference = student.head + raw
         return sample
 
     def release_slot(self, slot_id: int) -> None:

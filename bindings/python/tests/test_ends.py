@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 LANES = """
-import gc, os, random, signal, sys, threading, time
+import gc, os, signal, sys, threading, time
 late = []
 import atexit
 atexit.register(lambda: [f() for f in late])  # behind the package's own
@@ -146,27 +146,24 @@ interrupt(0.3)
 """
 
 NOTHING_IS_LOST = """
-loader = opened(lambda text: time.sleep(0.0005) or True, prefetch=0)
-steps, caught, done, seen = [], 0, False, threading.Event()
+calls, sent, caught, steps = 0, 0, 0, []
 
-def send():
-    global done
-    for _ in range(25):
-        time.sleep(random.random() * 0.04)
-        seen.clear()
+# It comes while the batch is waited for, and with the batch.
+def keep(text):
+    global calls, sent
+    calls += 1
+    if calls % 30 == 0 and sent == caught:
+        sent += 1
         os.kill(os.getpid(), signal.SIGINT)
-        if not seen.wait(10):
-            print("a Ctrl-C was lost")
-    done = True
+    return True
 
-threading.Thread(target=send, daemon=True).start()
-while not done:
+loader = opened(keep, prefetch=0)
+while caught < 25:
     try:
-        while not done:
-            steps.append(next(loader).step)
+        for batch in loader:
+            steps.append(batch.step)
     except KeyboardInterrupt:
         caught += 1
-        seen.set()
 assert steps == list(range(len(steps))), steps
 print(caught)
 """
@@ -225,28 +222,51 @@ from laneway import BatchConfig, Broker, StudentClient, TensorSpec, Worker, metr
 config = BatchConfig([TensorSpec("x", (16,), "int64")])
 
 def fill(tasks):
-    time.sleep(pause)
     for task in tasks:
         task["x"][:] = task.step
-
-pause = 0.0
 """
 
 SAMPLES = """
-pause = 0.002
+def interrupting(tasks):
+    global sent
+    fill(tasks)
+    if sent == caught and tasks[0].step % 7 == 0:
+        sent += 1
+        os.kill(os.getpid(), signal.SIGINT)
+
+sent, caught, steps = 0, 0, []
 Broker().start()
-Worker(fill_fn=fill, batch_config=config, framework="numpy").start()
+Worker(fill_fn=interrupting, batch_config=config, framework="numpy").start()
 client = StudentClient(0, 4, config, framework="numpy")
 client.set_model("m")
-steps, caught, done, seen = [], 0, False, threading.Event()
+while caught < 25:
+    try:
+        while True:
+            sample = client.request_sample(60_000)
+            steps.append(sample.step)
+            del sample
+    except KeyboardInterrupt:
+        caught += 1
+assert steps == list(range(len(steps))), steps
+assert client.stats["held"] == 0, client.stats
+print(caught)
+"""
+
+FINALIZERS = """
+broker = Broker()
+broker.start()
+Worker(fill_fn=fill, batch_config=config, framework="numpy").start()
+client = StudentClient(0, 64, config, framework="numpy", prefetch=64)
+client.set_model("m")
+caught, done, seen = 0, False, threading.Event()
 
 def send():
     global done
-    for _ in range(25):
-        time.sleep(random.random() * 0.02)
+    for _ in range(100):
+        time.sleep(0.002 + random.random() * 0.002)
         seen.clear()
         os.kill(os.getpid(), signal.SIGINT)
-        if not seen.wait(10):
+        if not seen.wait(120):
             print("a Ctrl-C was lost")
     done = True
 
@@ -254,17 +274,11 @@ threading.Thread(target=send, daemon=True).start()
 while not done:
     try:
         while not done:
-            sample = client.request_sample(60_000)
-            steps.append(sample.step)
-            # Views, a release, and neither.
-            sample["x"] if sample.step % 3 == 0 else sample.release() if sample.step % 3 == 1 else None
-            del sample
+            for sample in client.next_samples(64):
+                sample["x"] if sample.step % 2 else None
     except KeyboardInterrupt:
         caught += 1
         seen.set()
-sample = None
-assert steps == list(range(len(steps))), steps
-assert client.stats["held"] == 0, client.stats
 print(caught)
 """
 
@@ -296,6 +310,6 @@ kept = client.request_sample(60_000)["x"]
 """
 
 
-@pytest.mark.parametrize(("program", "told"), [(SAMPLES, "25\n"), (DROPPED, "")], ids=["samples", "dropped"])
+@pytest.mark.parametrize(("program", "told"), [(SAMPLES, "25\n"), (FINALIZERS, "100\n"), (DROPPED, "")], ids=["samples", "finalizers", "dropped"])
 def test_exchange(program, told, folder: Path):
     assert ended(EXCHANGE + program).stdout == told
