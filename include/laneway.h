@@ -1750,6 +1750,17 @@ uint16_t lw_metrics_server_port(const lw_metrics_server *server);
 // Ends the listener and frees it; NULL is allowed. Not while another thread uses it.
 void lw_metrics_server_free(lw_metrics_server *server);
 
+/* ==== callbacks =====================================================================================================
+ *
+ * Functions that were given to the library: functions and operators of loaders, mediums, progress, the log's callback.
+ */
+
+// For hosts that end before their process does, as interpreters: from now on none of them is called, for any handle, for ever; what needs one fails with
+// `LW_CLOSED`, and their `drop` is not called either. Waits until `deadline` for those that run: `LW_TIMEOUT` if some still do, call again. Those that the
+// calling thread is in are not waited for. Any thread.
+LW_MUST_USE
+lw_status lw_callbacks_end(int64_t deadline);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,8 +1,6 @@
 //! Who is inside of functions that a user gave to the library: so that a loader can be closed from one of its own (a garbage collector runs
 //! on whichever thread it is called), and so that a host that ends before its process, an interpreter say, ends without a thread in its code.
 
-use super::guard::guard;
-use super::status::lw_status;
 use crate::base::{Error, Result, Status};
 use crate::os::{clock, process};
 use std::cell::RefCell;
@@ -116,27 +114,21 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// For hosts that end before their process does, as interpreters: from now on no function is called that was given to the library (functions and
-/// operators of loaders, mediums, progress, log), for any handle, for ever; what needs one fails with `LW_CLOSED`. Waits until `deadline` for
-/// those that run: `LW_TIMEOUT` if some still do, call again. Those that the calling thread is in are not waited for. Any thread.
-#[must_use]
-#[unsafe(no_mangle)]
-pub extern "C" fn lw_callbacks_end(deadline: i64) -> lw_status {
-    guard(|| {
-        ENDED.store(true, Ordering::SeqCst);
-        let own = BEHIND.try_with(|b| b.borrow().len() as u64).unwrap_or(0);
-        loop {
-            let calls = CALLS.load(Ordering::SeqCst);
-            let here = if (calls >> DEPTH) as u32 == process::fork_depth() { calls & u64::from(u32::MAX) } else { 0 };
-            match here.saturating_sub(own) {
-                0 => return Ok(()),
-                left if clock::now() >= deadline => {
-                    return Err(Error::new(Status::Timeout, format!("{left} functions that were given to the library still run")));
-                }
-                _ => std::thread::sleep(PAUSE),
+/// From now on no function is called, behind any gate; waits until `deadline` for other threads to be out of all.
+pub(super) fn end(deadline: i64) -> Result<()> {
+    ENDED.store(true, Ordering::SeqCst);
+    let own = BEHIND.try_with(|b| b.borrow().len() as u64).unwrap_or(0);
+    loop {
+        let calls = CALLS.load(Ordering::SeqCst);
+        let here = if (calls >> DEPTH) as u32 == process::fork_depth() { calls & u64::from(u32::MAX) } else { 0 };
+        match here.saturating_sub(own) {
+            0 => return Ok(()),
+            left if clock::now() >= deadline => {
+                return Err(Error::new(Status::Timeout, format!("{left} functions that were given to the library still run")));
             }
+            _ => std::thread::sleep(PAUSE),
         }
-    })
+    }
 }
 
 #[cfg(test)]

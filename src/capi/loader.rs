@@ -123,6 +123,8 @@ pub struct lw_loader {
     opened: Arc<Opened>,
     stop: Stop,
     closed: AtomicBool,
+    /// Nobody is to be waited for.
+    abandoned: AtomicBool,
     batches: AtomicU64,
     waited_ns: AtomicU64,
     home: Home,
@@ -177,7 +179,7 @@ impl lw_loader {
         if self.gate.is_inside() {
             // Not to be waited for are this thread, and whoever waits for what it holds: a lane, or the loader.
             self.gate.clear(clock::NEVER);
-            return self.abandon();
+            return self.drop_behind();
         }
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let closed = self.loader.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -186,7 +188,7 @@ impl lw_loader {
     }
 
     /// Closes it without waiting for any function.
-    fn abandon(&self) {
+    fn drop_behind(&self) {
         if self.home.is_here() {
             self.closed.store(true, Ordering::Relaxed);
             self.stop.set();
@@ -211,6 +213,7 @@ impl lw_loader {
             loader: Arc::new(Mutex::new(Some(loader))),
             stop,
             closed: AtomicBool::new(false),
+            abandoned: AtomicBool::new(false),
             batches: AtomicU64::new(0),
             waited_ns: AtomicU64::new(0),
             home: Home::here(),
@@ -550,7 +553,10 @@ pub unsafe extern "C" fn lw_loader_close(loader: *const lw_loader) {
 pub unsafe extern "C" fn lw_loader_abandon(loader: *const lw_loader) {
     // SAFETY: the caller promises NULL or a valid handle.
     if let Some(loader) = unsafe { loader.as_ref() } {
-        guard_or((), || loader.abandon());
+        guard_or((), || {
+            loader.abandoned.store(true, Ordering::Relaxed);
+            loader.drop_behind();
+        });
     }
 }
 
@@ -579,8 +585,9 @@ pub unsafe extern "C" fn lw_loader_free(loader: *mut lw_loader) {
         let loader = unsafe { Box::from_raw(loader) };
         match loader.home.is_here() {
             true => guard_or((), || {
-                if !loader.gate.is_shut() {
+                if !loader.abandoned.load(Ordering::Relaxed) {
                     loader.close();
+                    loader.gate.clear(clock::NEVER);
                 }
                 drop(loader);
             }),

@@ -53,9 +53,11 @@ pub mod state;
 
 pub mod rows;
 
+pub mod callbacks;
+
 mod callback_medium;
 mod dlpack;
-pub mod gate;
+mod gate;
 mod home;
 mod open_tasks;
 mod opened;

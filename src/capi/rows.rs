@@ -18,6 +18,7 @@ use crate::os::clock;
 use crate::pipeline::{Meta, Model};
 use crate::plan::BatchSchedule;
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Names a row: a lane of the recipe, and the number of the row there in the order of delivery.
@@ -37,6 +38,8 @@ pub struct lw_rows {
     schedule: BatchSchedule,
     opened: Arc<Opened>,
     stop: Stop,
+    /// Nobody is to be waited for.
+    abandoned: AtomicBool,
     home: Home,
     gate: Arc<Gate>,
 }
@@ -75,14 +78,14 @@ impl lw_rows {
         if self.gate.is_inside() {
             // By this thread, in a call that is not over.
             self.gate.clear(clock::NEVER);
-            return self.abandon();
+            return self.drop_behind();
         }
         let closed = self.rows.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(closed);
     }
 
     /// Closes them without waiting for any function.
-    fn abandon(&self) {
+    fn drop_behind(&self) {
         if self.home.is_here() {
             self.stop.set();
             drop_behind(&self.gate, &self.rows);
@@ -128,6 +131,7 @@ pub unsafe extern "C" fn lw_rows_open(recipe: *const lw_recipe, options: *const 
             schedule: rows.loader().schedule().clone(),
             rows: Arc::new(Mutex::new(Some(Reader { rows, followed: None }))),
             stop,
+            abandoned: AtomicBool::new(false),
             home: Home::here(),
             gate: given.gate,
         });
@@ -228,7 +232,10 @@ pub unsafe extern "C" fn lw_rows_close(rows: *const lw_rows) {
 pub unsafe extern "C" fn lw_rows_abandon(rows: *const lw_rows) {
     // SAFETY: the caller promises NULL or a valid handle.
     if let Some(rows) = unsafe { rows.as_ref() } {
-        guard_or((), || rows.abandon());
+        guard_or((), || {
+            rows.abandoned.store(true, Ordering::Relaxed);
+            rows.drop_behind();
+        });
     }
 }
 
@@ -240,8 +247,9 @@ pub unsafe extern "C" fn lw_rows_free(rows: *mut lw_rows) {
         let rows = unsafe { Box::from_raw(rows) };
         match rows.home.is_here() {
             true => guard_or((), || {
-                if !rows.gate.is_shut() {
+                if !rows.abandoned.load(Ordering::Relaxed) {
                     rows.close();
+                    rows.gate.clear(clock::NEVER);
                 }
                 drop(rows);
             }),

@@ -94,7 +94,7 @@ class OpenLoader:
             _ = self.steps  # which takes as long as it takes, and can be interrupted
         arrival = Arrival()
         try:
-            return self._batch(arrival, as_torch) if self._wait(arrival, deadline) else None
+            return self._batch(arrival, as_torch) if self.wait(arrival, deadline) else None
         except KeyboardInterrupt:
             # Python raises it when the library's call returns: a batch that came with it is the caller's all the same, or nobody would get it.
             if not arrival.out.value:
@@ -102,8 +102,8 @@ class OpenLoader:
             come_again()
             return self._batch(arrival, as_torch)
 
-    def _wait(self, arrival: Arrival, deadline: int) -> bool:
-        """Whether there is another batch."""
+    def wait(self, arrival: Arrival, deadline: int) -> bool:
+        """Whether there is another batch, which then lies there."""
         out = ctypes.byref(arrival.out)
         while True:
             slice_end = _native.monotonic_ns() + _native.SLICE_NS
@@ -251,7 +251,7 @@ class InlineLoader(OpenLoader):
             arrival = Arrival()
             try:
                 with interrupts_wait():
-                    there = self._wait(arrival, min(deadline, _native.monotonic_ns() + _native.SLICE_NS))
+                    there = self.wait(arrival, min(deadline, _native.monotonic_ns() + _native.SLICE_NS))
                     batch = self._batch(arrival, as_torch) if there else None
                 if batch is None and interrupted():
                     break

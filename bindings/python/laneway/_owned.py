@@ -34,11 +34,16 @@ os.register_at_fork(after_in_child=_kept.clear)
 
 def close_with(close: Any, handle: Any, owner: Any) -> None:
     """Calls ``close(handle)``, a function of the library that takes a handle alone, when ``owner`` dies, on whichever thread, or is found to be garbage; not at
-    the interpreter's end. The handle must live as long as the owner: :func:`free_with` frees it after that.
+    the interpreter's end. The handle must live as long as the owner (:func:`free_with` frees it after that), or else :func:`forget` comes first.
     """
     reference = _Call(owner, close)
     reference._as_parameter_ = handle
     _kept[id(owner)] = reference
+
+
+def forget(owner: Any) -> None:
+    """Takes back what :func:`close_with` was told of ``owner``, whose handle is not to live as long."""
+    _kept.pop(id(owner), None)
 
 
 def free_with(free: Any, handle: Any) -> Any:

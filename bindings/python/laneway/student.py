@@ -14,7 +14,7 @@ from ._dtypes import Framework
 from ._endpoints import Endpoints
 from ._functions import come_again
 from ._medium_glue import check_cuda
-from ._owned import close_with
+from ._owned import close_with, forget
 from ._process import ProcessLock
 from ._student import DeviceLease, OpenStudent, Options, finalizer, find_open
 from .batch_config import BatchConfig
@@ -394,6 +394,7 @@ class StudentClient:
     def close(self) -> None:
         """Cancels what is queued and takes leave. Tensors that are held stay readable. May be called twice."""
         with self._lock:
+            forget(self)
             student, self._student, self._closed = self._student, None, True
         if student is not None:
             student.close()

@@ -305,6 +305,14 @@ class Trainer:
 for _ in range(3):
     Trainer()
     gc.collect()
+# Closed, and gone later.
+closed = [StudentClient(0, 4, config, framework="numpy") for _ in range(3)]
+for client in closed:
+    client.hello()
+    client.close()
+    gc.collect()
+del client, closed
+gc.collect()
 client = StudentClient(0, 4, config, framework="numpy")
 kept = client.request_sample(60_000)["x"]
 """
