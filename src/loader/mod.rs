@@ -241,7 +241,7 @@ impl Loader {
     fn make(&mut self, deadline: Option<Instant>) -> Result<Option<Batch>> {
         let finite = self.finite()?;
         if finite.as_ref().is_some_and(|f| self.step >= f.deal.steps()) {
-            return Ok(None);
+            return self.run_out(deadline).map(|()| None);
         }
         self.start()?;
         self.ask_ahead(finite.as_ref(), deadline)?;
@@ -278,6 +278,16 @@ impl Loader {
             tracing::debug!("asked again by the next call: {e}");
         }
         Ok(Some(batch))
+    }
+
+    /// Behind the last step: runs the rank's lanes to their ends, so that what they count is whole: rows that were dealt to places of other lanes, or that `tail`
+    /// drops, and documents left out behind a lane's last row. Over all ranks every document is counted once an epoch.
+    fn run_out(&mut self, deadline: Option<Instant>) -> Result<()> {
+        let Some(engine) = &self.engine else { return Ok(()) };
+        for slot in 0..self.marks.len() {
+            while engine.next(slot, deadline)?.is_some() {}
+        }
+        Ok(())
     }
 
     /// The row of that number of one of the rank's lanes.
@@ -400,6 +410,8 @@ impl From<crate::data::Group> for Span {
     }
 }
 
+#[cfg(test)]
+mod cases;
 #[cfg(test)]
 mod chains;
 #[cfg(test)]
