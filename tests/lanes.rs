@@ -4,13 +4,14 @@ mod lanes_common;
 
 use lanes_common::byte_tokenizer;
 use laneway::base::Status;
+use laneway::base::log::{self, LogLevel};
 use laneway::loader::{Loader, Options, Parts, VerifyOptions, inspect, verify};
 use laneway::pipeline::{Checkpoint, Function, TextFunction, global_hash};
 use laneway::recipe::Recipe;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 
 /// Document `n` of a dataset: its name and number, and then as much filling as makes lengths differ.
@@ -195,6 +196,14 @@ fn a_changed_shard_is_refused_by_its_name() {
         std::fs::rename(dir.join("wiki/x"), dir.join("wiki/1.jsonl")).unwrap();
     };
     refused(&swap, "wiki/0.jsonl");
+    let listed = |order: &str| {
+        let files: Vec<String> = order.chars().map(|c| format!("\"wiki/{c}.jsonl\"")).collect();
+        loader(&house(|r| r.replace("paths = \"wiki\"", &format!("paths = [{}]", files.join(", ")))))
+    };
+    let in_order = listed("012").save();
+    listed("012").load(&in_order).unwrap();
+    let error = listed("102").load(&in_order).unwrap_err();
+    assert!(error.message.contains("dataset 'wiki'") && error.message.contains("wiki/1.jsonl"), "listed in another order: {error}");
     let tokenizer = |dir: &Path| {
         let file = dir.join("tokenizer.json");
         std::fs::write(&file, std::fs::read_to_string(&file).unwrap() + " ").unwrap();
@@ -261,4 +270,39 @@ fn a_checkpoint_goes_through_files_of_both_forms_and_processes() {
         assert_eq!(laneway(&dir, &[&inspect[..], &["--checkpoint", file]].concat()).stdout, direct.stdout);
     }
     assert_eq!(Checkpoint::from_bytes(&std::fs::read(dir.path().join("binary")).unwrap()).unwrap(), loader.save());
+}
+
+#[test]
+fn a_tokenizers_own_truncation_and_padding_are_ignored_and_that_is_said_once() {
+    let plain = house(|r| r);
+    let shipping = house(|r| r);
+    let path = shipping.path().join("tokenizer.json");
+    let mut file: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    file["truncation"] = serde_json::json!({"max_length": 4, "strategy": "LongestFirst", "stride": 0, "direction": "Right"});
+    file["padding"] = serde_json::json!({"strategy": {"Fixed": 200}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 257, "pad_type_id": 0, "pad_token": "</s>"});
+    std::fs::write(&path, file.to_string()).unwrap();
+    let (here, said) = (path.display().to_string(), Arc::new(Mutex::new(Vec::new())));
+    let heard = said.clone();
+    log::set_sink(Some(Box::new(move |level, _, text| {
+        if text.contains(&here) {
+            heard.lock().unwrap().push((level, text.to_string()));
+        }
+    })));
+    log::set_level(LogLevel::Info);
+    let world = |dir: &TempDir| -> Vec<u64> {
+        let open = |rank| {
+            let options = Options { rank, ranks: 2, threads: 3, ..options(dir.path()) };
+            Loader::open(Recipe::load(&dir.path().join("recipe.toml")).unwrap(), options, &[]).unwrap()
+        };
+        let mut loaders: Vec<Loader> = (0..2).map(open).collect();
+        (0..20).map(|_| global_hash(loaders.iter_mut().flat_map(|l| l.next(None).unwrap().unwrap().row_hashes()))).collect()
+    };
+    let ignored = world(&shipping);
+    log::set_level(LogLevel::Warn);
+    log::set_sink(None);
+    assert_eq!(ignored, world(&plain));
+    let said = said.lock().unwrap();
+    let about: Vec<_> = said.iter().filter(|(_, text)| text.contains("truncation")).collect();
+    assert!(about.len() == 1 && about[0].0 == LogLevel::Info, "two ranks of three threads and four lanes each: {said:?}");
+    assert!(about[0].1.contains("truncation and padding, not applied here: packing decides"), "{about:?}");
 }
