@@ -272,37 +272,71 @@ fn a_checkpoint_goes_through_files_of_both_forms_and_processes() {
     assert_eq!(Checkpoint::from_bytes(&std::fs::read(dir.path().join("binary")).unwrap()).unwrap(), loader.save());
 }
 
+type Said = Vec<(LogLevel, String)>;
+
+/// What `run` gives, and what is logged meanwhile that names the folder.
+fn heard<T>(dir: &TempDir, run: impl FnOnce() -> T) -> (T, Said) {
+    // There is one log in a process.
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(|e| e.into_inner());
+    let (here, said) = (dir.path().display().to_string(), Arc::new(Mutex::new(Said::new())));
+    let mine = said.clone();
+    log::set_sink(Some(Box::new(move |level, _, text| {
+        if text.contains(&here) {
+            mine.lock().unwrap().push((level, text.to_string()));
+        }
+    })));
+    log::set_level(LogLevel::Info);
+    let made = run();
+    log::set_level(LogLevel::Warn);
+    log::set_sink(None);
+    let said = said.lock().unwrap().clone();
+    (made, said)
+}
+
+/// Hashes of 20 steps of two ranks of three threads and four lanes each, and what their statistics say of the tokenizer.
+fn two_ranks(dir: &TempDir) -> (Vec<u64>, String) {
+    let open = |rank| {
+        let options = Options { rank, ranks: 2, threads: 3, ..options(dir.path()) };
+        Loader::open(Recipe::load(&dir.path().join("recipe.toml")).unwrap(), options, &[]).unwrap()
+    };
+    let mut loaders: Vec<Loader> = (0..2).map(open).collect();
+    let hashes = (0..20).map(|_| global_hash(loaders.iter_mut().flat_map(|l| l.next(None).unwrap().unwrap().row_hashes()))).collect();
+    (hashes, loaders[1].stats().unwrap().tokenizer)
+}
+
 #[test]
 fn a_tokenizers_own_truncation_and_padding_are_ignored_and_that_is_said_once() {
-    let plain = house(|r| r);
     let shipping = house(|r| r);
     let path = shipping.path().join("tokenizer.json");
     let mut file: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
     file["truncation"] = serde_json::json!({"max_length": 4, "strategy": "LongestFirst", "stride": 0, "direction": "Right"});
     file["padding"] = serde_json::json!({"strategy": {"Fixed": 200}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 257, "pad_type_id": 0, "pad_token": "</s>"});
     std::fs::write(&path, file.to_string()).unwrap();
-    let (here, said) = (path.display().to_string(), Arc::new(Mutex::new(Vec::new())));
-    let heard = said.clone();
-    log::set_sink(Some(Box::new(move |level, _, text| {
-        if text.contains(&here) {
-            heard.lock().unwrap().push((level, text.to_string()));
-        }
-    })));
-    log::set_level(LogLevel::Info);
-    let world = |dir: &TempDir| -> Vec<u64> {
-        let open = |rank| {
-            let options = Options { rank, ranks: 2, threads: 3, ..options(dir.path()) };
-            Loader::open(Recipe::load(&dir.path().join("recipe.toml")).unwrap(), options, &[]).unwrap()
-        };
-        let mut loaders: Vec<Loader> = (0..2).map(open).collect();
-        (0..20).map(|_| global_hash(loaders.iter_mut().flat_map(|l| l.next(None).unwrap().unwrap().row_hashes()))).collect()
-    };
-    let ignored = world(&shipping);
-    log::set_level(LogLevel::Warn);
-    log::set_sink(None);
-    assert_eq!(ignored, world(&plain));
-    let said = said.lock().unwrap();
+    let (ignored, said) = heard(&shipping, || two_ranks(&shipping));
+    assert_eq!(ignored, two_ranks(&house(|r| r)));
     let about: Vec<_> = said.iter().filter(|(_, text)| text.contains("truncation")).collect();
-    assert!(about.len() == 1 && about[0].0 == LogLevel::Info, "two ranks of three threads and four lanes each: {said:?}");
-    assert!(about[0].1.contains("truncation and padding, not applied here: packing decides"), "{about:?}");
+    assert!(about.len() == 1 && about[0].0 == LogLevel::Info, "{said:?}");
+    assert!(about[0].1.contains("it ships truncation and padding, not applied here: packing decides"), "{about:?}");
+}
+
+#[test]
+fn log_and_statistics_name_the_engine_that_is_used_and_why() {
+    let plain = house(|r| r);
+    let fast = two_ranks(&plain);
+    assert_eq!(fast.1, "fast");
+    // A verdict against the fast engine, in place of the one that was found.
+    let fingerprint = parts(&plain).tokenizer;
+    let slow = house(|r| r);
+    let cache = slow.path().join("cache/tokenizers");
+    let names: Vec<_> = cache.read_dir().unwrap().map(|e| e.unwrap().file_name()).collect();
+    std::fs::remove_file(&cache).unwrap();
+    std::fs::create_dir(&cache).unwrap();
+    for name in names.iter().filter(|name| name.to_string_lossy().starts_with(&format!("{fingerprint:016x}-"))) {
+        std::fs::write(cache.join(name), "differ: as planted\n").unwrap();
+    }
+    let (planted, said) = heard(&slow, || two_ranks(&slow));
+    assert_eq!(planted, (fast.0, "reference: as planted".to_string()), "the same batches, by the other engine");
+    let warned: Vec<_> = said.iter().filter(|(level, _)| *level == LogLevel::Warn).collect();
+    assert!(warned.len() == 1 && warned[0].1.contains("the reference engine is used, which is slower: as planted"), "{said:?}");
 }
