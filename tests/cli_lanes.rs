@@ -78,7 +78,11 @@ fn verify_shows_the_same_hash_on_every_number_of_ranks_in_one_run_and_resumed() 
     let mut seen: Vec<&str> = Vec::new();
     for (title, headings, steps) in [
         ("In one go:", vec!["STEP", "1 rank", "2 ranks", "4 ranks", "8 ranks"], 0..100),
-        ("Resumed at step 50:", vec!["STEP", "1 rank", "1 from 8", "2 from 1", "4 from 2", "8 from 4"], 50..100),
+        (
+            "Resumed at step 50 (A from B: on A ranks, from the checkpoint of B):",
+            vec!["STEP", "1 rank", "1 from 8", "2 from 1", "4 from 2", "8 from 4"],
+            50..100,
+        ),
     ] {
         assert_eq!(lines.next(), Some(title));
         assert_eq!(lines.next().unwrap().split("  ").map(str::trim).filter(|word| !word.is_empty()).collect::<Vec<_>>(), headings);

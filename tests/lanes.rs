@@ -93,6 +93,44 @@ fn every_recipe_gives_the_same_batches_on_any_number_of_ranks_in_one_run_and_res
     }
 }
 
+/// Segments of a batch, told from its other tensors: where a row begins, where its segment number changes, and its padding.
+fn starts(ids: &[i32], length: usize) -> Vec<i32> {
+    let begins = |i: &usize| i.is_multiple_of(length) || ids[*i] != ids[i - 1];
+    (0..ids.len()).filter(begins).chain([ids.len()]).map(|i| i as i32).collect()
+}
+
+#[test]
+fn positions_segments_lengths_and_labels_of_every_batch_agree_with_its_pieces_for_every_packer() {
+    for algorithm in ["wrap", "first_fit", "best_fit", "best_fit_wrap", "none"] {
+        let dir = house(|r| r.replace("max_length = 64", &format!("max_length = 64\nalgorithm = \"{algorithm}\"\nlong_documents = \"split\"")));
+        let mut loader = loader(&dir);
+        let mut continued = 0;
+        for step in 0..40 {
+            let batch = loader.next(None).unwrap().unwrap();
+            let starts = starts(batch.segment_ids(), 64);
+            assert_eq!(batch.cu_seqlens(), starts, "{algorithm}, step {step}");
+            assert_eq!(batch.max_seqlen(), starts.windows(2).map(|w| w[1] - w[0]).max().unwrap(), "{algorithm}, step {step}");
+            for (r, row) in batch.rows().iter().enumerate() {
+                let tensors = |i: usize| (batch.input_ids()[i], batch.positions()[i], batch.segment_ids()[i], batch.labels()[i]);
+                let mut at = r * 64;
+                for (segment, piece) in row.pieces.iter().enumerate() {
+                    continued += usize::from(piece.start > 0);
+                    let tokens = piece.tokens().to_vec();
+                    for (i, token) in tokens.iter().enumerate() {
+                        // The next token of the document, if it lies in this row; never one of another document.
+                        let label = tokens.get(i + 1).map_or(-100, |next| i64::from(*next));
+                        let expected = (i64::from(*token), i64::from(piece.start) + i as i64, segment as i32 + 1, label);
+                        assert_eq!(tensors(at + i), expected, "{algorithm}, step {step}, row {r}, segment {segment}, token {i}");
+                    }
+                    at += piece.len as usize;
+                }
+                assert!((at..r * 64 + 64).all(|i| tensors(i) == (257, 0, 0, -100)), "{algorithm}, step {step}, row {r}: padding");
+            }
+        }
+        assert!(continued > 10, "{algorithm}: {continued} pieces go on from another row");
+    }
+}
+
 #[test]
 fn the_same_documents_give_the_same_batches_from_other_files() {
     let plain = house(|r| r);

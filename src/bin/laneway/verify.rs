@@ -81,7 +81,7 @@ fn shown_tables(verified: &Verified, cut: u64, all: bool, difference: Option<u64
     for (title, from, runs) in whole
         .into_iter()
         .map(|runs| ("In one go:".to_string(), 0, runs))
-        .chain(resumed.chunks(BESIDE).map(|runs| (format!("Resumed at step {cut}:"), cut, runs)))
+        .chain(resumed.chunks(BESIDE).map(|runs| (format!("Resumed at step {cut} (A from B: on A ranks, from the checkpoint of B):"), cut, runs)))
     {
         let runs: Vec<&VerifyRun> = std::iter::once(first).chain(runs.iter().copied()).collect();
         text += &format!("{title}\n{}\n", shown_table(&runs, from, &|step| shown(step, from)));
@@ -122,7 +122,7 @@ mod tests {
         verified.runs[1].hashes[1] = 0xFF;
         let expected = "FAIL: step 3 is the first that differs: 0000000000000004 on 1 rank, 00000000000000ff on 2 ranks, resumed from 1\n";
         assert_eq!(verdict(&verified), expected);
-        let table = "Resumed at step 2:\nSTEP  1 rank            2 from 1\n2     0000000000000003  0000000000000003\n3     0000000000000004  00000000000000ff\n";
+        let table = "of B):\nSTEP  1 rank            2 from 1\n2     0000000000000003  0000000000000003\n3     0000000000000004  00000000000000ff\n";
         assert!(shown_tables(&verified, 2, false, Some(3)).contains(table));
     }
 
