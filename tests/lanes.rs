@@ -11,6 +11,7 @@ use laneway::recipe::Recipe;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 
@@ -377,4 +378,32 @@ fn log_and_statistics_name_the_engine_that_is_used_and_why() {
     assert_eq!(planted, (fast.0, "reference: as planted".to_string()), "the same batches, by the other engine");
     let warned: Vec<_> = said.iter().filter(|(level, _)| *level == LogLevel::Warn).collect();
     assert!(warned.len() == 1 && warned[0].1.contains("the reference engine is used, which is slower: as planted"), "{said:?}");
+}
+
+#[test]
+fn what_goes_wrong_behind_the_last_row_does_not_fail_a_stream_that_is_delivered() {
+    let dir = house(|r| {
+        r.replace("name = \"wiki\"", "name = \"wiki\"\nexhausted = \"stop\"")
+            .replace("weight = 0.5", "weight = 0")
+            .replace("buffer_size = 64", "buffer_size = 0\ndocuments = \"none\"")
+    });
+    let (armed, hit) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let (arm, fails) = (armed.clone(), hit.clone());
+    // The last half of the documents is filtered: nothing follows them.
+    let half = TextFunction::Filter(Arc::new(move |text| {
+        let number: usize = text[4..].split(':').next().unwrap().parse().unwrap();
+        if number >= 100 && arm.load(Ordering::SeqCst) {
+            fails.store(true, Ordering::SeqCst);
+            return Err(laneway::base::Error::new(Status::Data, "no more"));
+        }
+        Ok(number < 100)
+    }));
+    let functions = [Function { name: "half 1".into(), function: half }];
+    let tuned = Options { threads: 0, prefetch: 0, task_bytes: 1, ..options(dir.path()) };
+    let mut loader = Loader::open(Recipe::load(&dir.path().join("recipe.toml")).unwrap(), tuned, &functions).unwrap();
+    let steps = loader.steps().unwrap().unwrap();
+    (0..steps).for_each(|_| drop(loader.next(None).unwrap().unwrap()));
+    armed.store(true, Ordering::SeqCst);
+    assert!(loader.next(None).unwrap().is_none() && hit.load(Ordering::SeqCst));
+    assert_eq!(loader.stats().unwrap().counts.documents, 100);
 }

@@ -282,10 +282,22 @@ impl Loader {
 
     /// Behind the last step: runs the rank's lanes to their ends, so that what they count is whole: rows that were dealt to places of other lanes, or that `tail`
     /// drops, and documents left out behind a lane's last row. Over all ranks every document is counted once an epoch.
+    /// All batches are delivered by then: what goes wrong is only logged.
     fn run_out(&mut self, deadline: Option<Instant>) -> Result<()> {
         let Some(engine) = &self.engine else { return Ok(()) };
         for slot in 0..self.marks.len() {
-            while engine.next(slot, deadline)?.is_some() {}
+            loop {
+                match engine.next(slot, deadline) {
+                    Ok(Some(_)) => {}
+                    Ok(None) => break,
+                    // These are of the call, not of the data.
+                    Err(e) if matches!(e.status, Status::Timeout | Status::Interrupted | Status::Forked | Status::Closed) => return Err(e),
+                    Err(e) => {
+                        tracing::warn!("all batches are delivered, but what lies behind the last row could not be counted: {e}");
+                        break;
+                    }
+                }
+            }
         }
         Ok(())
     }
