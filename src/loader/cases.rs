@@ -153,18 +153,22 @@ fn lossy(source: usize, document: u64) -> u32 {
 
 #[test]
 fn every_document_of_a_stream_that_ends_is_counted_once_over_all_ranks() {
-    for (exhausted, algorithm) in
-        [(Exhausted::Redistribute, Algorithm::Wrap), (Exhausted::Redistribute, Algorithm::BestFit), (Exhausted::Stop, Algorithm::None)]
-    {
+    for (exhausted, algorithm, epochs) in [
+        (Exhausted::Redistribute, Algorithm::Wrap, 1),
+        (Exhausted::Redistribute, Algorithm::BestFit, 1),
+        (Exhausted::Redistribute, Algorithm::BestFitWrap, 3),
+        (Exhausted::Stop, Algorithm::None, 2),
+    ] {
         let mut recipe = recipe();
         (recipe.pack.algorithm, recipe.pack.long_documents, recipe.shuffle.documents) = (algorithm, Some(LongDocuments::Drop), Order::None);
         (recipe.datasets[0].exhausted, recipe.datasets[1].exhausted) = (exhausted, Exhausted::Redistribute);
+        recipe.datasets.iter_mut().for_each(|d| d.epochs = epochs);
         if exhausted == Exhausted::Stop {
             recipe.datasets.truncate(1);
         }
         let documents = &[100, 70][..recipe.datasets.len()];
         let all = || documents.iter().enumerate().flat_map(|(source, n)| (0..*n).map(move |d| lossy(source, d)));
-        let count = |keep: &dyn Fn(u32) -> bool| all().filter(|len| keep(*len)).count() as u64;
+        let count = |keep: &dyn Fn(u32) -> bool| epochs * all().filter(|len| keep(*len)).count() as u64;
         let kept = |len: u32| (1..=16).contains(&len);
         for (ranks, prefetch, threads) in [(1, 0, 0), (2, 0, 2), (4, 16, 1), (16, 1, 0)] {
             let with = |rank| Options { prefetch, threads, ..options(rank, ranks) };
@@ -185,7 +189,7 @@ fn every_document_of_a_stream_that_ends_is_counted_once_over_all_ranks() {
             assert_eq!(counts.documents, count(&kept), "{what}");
             assert_eq!((counts.left_out.empty, counts.left_out.filtered), (count(&|len| len == 0), count(&|len| len == u32::MAX)), "{what}");
             assert_eq!(counts.left_out.dropped, count(&|len| len > 16 && len != u32::MAX), "{what}");
-            let tokens: u64 = all().filter(|len| *len != u32::MAX).map(u64::from).sum();
+            let tokens = epochs * all().filter(|len| *len != u32::MAX).map(u64::from).sum::<u64>();
             assert_eq!(out + counts.left_out.dropped_tokens, tokens, "{what}: tokens in are tokens out and counted drops");
             assert_eq!(out, counts.tokens, "{what}");
         }
