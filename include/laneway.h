@@ -903,9 +903,11 @@ typedef struct {
     size_t path_count;
     // "jsonl", "parquet" or "text"; NULL (the default): from each file's suffix, under `.gz` or `.zst`.
     const char *format;
-    // Field or column that holds the text; `a.b` names field `b` of object `a`. NULL (the default): "text".
+    // Field or column that holds the text; `a.b` names field `b` of object `a`. NULL (the default): "text". Not with plain
+    // text, which has no fields.
     const char *text_field;
-    // What a document of plain text is: "line", "paragraph" or "file". NULL (the default): "line".
+    // What a document of plain text is: "line", "paragraph" or "file". NULL (the default): "line". Another one is an error where no
+    // file is plain text.
     const char *text_unit;
     // What is done about documents and shards that cannot be read: "error", "skip" or "replace" (U+FFFD for what is
     // not UTF-8; what that cannot mend is skipped). NULL (the default): "error".
@@ -1479,7 +1481,7 @@ LW_MUST_USE lw_status lw_loader_explain(const lw_loader *loader, char *buffer, s
 // delivered and `waited_ns` for them, `bytes_read` for documents, `tokenizer` (the engine in use, and why). Since it
 // was opened, loaded or moved, over the rank's lanes, what was made ahead included: `documents`, `tokens`, `rows`,
 // `epoch` (the lowest), `truncated_tokens`, and documents left out: `empty`, `filtered`, `skipped`, `dropped` (of
-// `dropped_tokens`); of a stream that ends, those behind a lane's last row are not come to, and not counted. `generate`: what `lw_student_stats`
+// `dropped_tokens`); of a stream that ends, those behind a lane's last row are counted with the call that tells the end (LW_END). `generate`: what `lw_student_stats`
 // says of the student that asks the teachers, or null. `*len` becomes its length without the NUL; `capacity` 0 only asks for it. They may grow between
 // two calls.
 LW_MUST_USE

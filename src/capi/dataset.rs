@@ -39,9 +39,11 @@ pub struct lw_dataset_options {
     pub path_count: usize,
     /// "jsonl", "parquet" or "text"; NULL (the default): from each file's suffix, under `.gz` or `.zst`.
     pub format: *const c_char,
-    /// Field or column that holds the text; `a.b` names field `b` of object `a`. NULL (the default): "text".
+    /// Field or column that holds the text; `a.b` names field `b` of object `a`. NULL (the default): "text". Not with plain
+    /// text, which has no fields.
     pub text_field: *const c_char,
-    /// What a document of plain text is: "line", "paragraph" or "file". NULL (the default): "line".
+    /// What a document of plain text is: "line", "paragraph" or "file". NULL (the default): "line". Another one is an error where no
+    /// file is plain text.
     pub text_unit: *const c_char,
     /// What is done about documents and shards that cannot be read: "error", "skip" or "replace" (U+FFFD for what is
     /// not UTF-8; what that cannot mend is skipped). NULL (the default): "error".

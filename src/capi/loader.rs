@@ -487,7 +487,7 @@ pub unsafe extern "C" fn lw_loader_explain(loader: *const lw_loader, buffer: *mu
 /// delivered and `waited_ns` for them, `bytes_read` for documents, `tokenizer` (the engine in use, and why). Since it
 /// was opened, loaded or moved, over the rank's lanes, what was made ahead included: `documents`, `tokens`, `rows`,
 /// `epoch` (the lowest), `truncated_tokens`, and documents left out: `empty`, `filtered`, `skipped`, `dropped` (of
-/// `dropped_tokens`); of a stream that ends, those behind a lane's last row are not come to, and not counted. `generate`: what `lw_student_stats`
+/// `dropped_tokens`); of a stream that ends, those behind a lane's last row are counted with the call that tells the end (LW_END). `generate`: what `lw_student_stats`
 /// says of the student that asks the teachers, or null. `*len` becomes its length without the NUL; `capacity` 0 only asks for it. They may grow between
 /// two calls.
 #[must_use]

@@ -218,7 +218,7 @@ class Loader:
     def stats(self) -> dict[str, Any]:
         """What was done: ``batches`` taken and ``waited_ns`` for them, ``bytes_read``, ``tokenizer`` (the engine, and why); over this rank's lanes,
         what was made ahead included: ``documents``, ``tokens``, ``rows``, ``epoch``, ``truncated_tokens``, and documents left out: ``empty``, ``filtered``,
-        ``skipped``, ``dropped`` (``dropped_tokens``); of a stream that ends, those behind a lane's last row are not come to, and not counted;
+        ``skipped``, ``dropped`` (``dropped_tokens``); of a stream that ends, those behind a lane's last row are counted when the end is told;
         ``generate``: what a :class:`~laneway.StudentClient`'s ``stats`` say of the student that asks the teachers, or None."""
         return json.loads(self._opened().text("lw_loader_stats"))  # type: ignore[no-any-return]
 
