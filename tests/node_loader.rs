@@ -164,6 +164,7 @@ fn a_panic_in_the_server_is_the_answer_of_who_asked_and_nobody_hangs() {
     let (house, armed) = (House::new(), Arc::new(AtomicBool::new(false)));
     let trap = armed.clone();
     let _server = house.serve("panics", |o| {
+        o.peers = 2;
         o.loader.progress = Some(Arc::new(move |_| assert!(!trap.load(Ordering::Relaxed), "a seek tells how far it is")));
     });
     let mut peers = [house.connect("panics", 0, 1), house.connect("panics", 0, 1)];
