@@ -10,9 +10,10 @@ use laneway::base::{Status, mix};
 use laneway::exchange::worker::{Task, Worker, WorkerOptions};
 use laneway::loader::{Loader, Options, Rows};
 use laneway::os::clock;
-use laneway::pipeline::{Batch, Checkpoint, GenerateOptions, Meta, global_hash};
+use laneway::pipeline::{Batch, Checkpoint, Function, GenerateOptions, Meta, TextFunction, global_hash};
 use laneway::recipe::Recipe;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -526,6 +527,36 @@ fn samples_asked_for_before_their_model_was_changed_are_made_anew() {
         let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&given)));
         stop.store(true, Ordering::Relaxed);
         assert_eq!(found.unwrap(), expected);
+    });
+}
+
+/// A step's model is looked up before its first row is made. Where that row is late and went with no ticket, another model may still be set for it.
+#[test]
+fn a_model_that_is_set_after_the_first_row_of_its_step_was_late_makes_that_row() {
+    let given = house(|r| format!("functions = [\"slow 1\"]\n{r}    input = \"tokens\"\n"));
+    let open = Arc::new(AtomicBool::new(false));
+    let gate = open.clone();
+    let slow = TextFunction::Filter(Arc::new(move |_| {
+        while !gate.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(true)
+    }));
+    let endpoints = Some(given.room.endpoints.clone());
+    let generate = Some(GenerateOptions { endpoints, connect: Duration::from_secs(60), ..GenerateOptions::default() });
+    let options = Options { generate, ..given.options() };
+    let mut loader = Loader::open(given.recipe(), options, &[Function { name: "slow 1".into(), function: slow }]).unwrap();
+    loader.set_model("second", None, 0).unwrap();
+    let late = loader.next(Some(Instant::now() + Duration::from_secs(2))).err().unwrap();
+    assert_eq!(late.status, Status::Timeout, "{late}");
+    loader.set_model("third", None, 0).unwrap();
+    open.store(true, Ordering::Relaxed);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        s.spawn(|| teach_given(&given, &stop));
+        let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| hashes(std::slice::from_mut(&mut loader), 2, |_| "third none")));
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(found.unwrap().len(), 2);
     });
 }
 

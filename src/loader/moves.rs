@@ -1,11 +1,24 @@
 //! Where a loader stands, and how it gets elsewhere: saving, loading, seeking.
 
+use super::finite::Finite;
 use super::{Loader, Parts, Progress};
 use crate::base::{Error, Result, Status};
 use crate::pipeline::{Checkpoint, Engine, LaneStart, Mark, Meta, ModelChange, RunPlan, Tuning, VERSION, Windows, WithinStep, Work};
 use crate::plan::{BatchSchedule, SourcePlan, Weights};
 use std::collections::BTreeMap;
+use std::mem::swap;
 use std::sync::Arc;
+
+/// What a state changes in a loader.
+struct Whereabouts {
+    plan: Arc<RunPlan>,
+    mixture: Vec<(u64, Vec<f64>)>,
+    models: Vec<ModelChange>,
+    finite: Option<Finite>,
+    marks: Vec<Mark>,
+    step: u64,
+    microbatch: u64,
+}
 
 impl Loader {
     /// The state after the last batch that [`Loader::next`] returned, for the rank's lanes. Changes nothing.
@@ -66,19 +79,37 @@ impl Loader {
     }
 
     /// Goes on from a checkpoint that holds at least the rank's lanes, whatever the number of ranks that saved it. Refuses,
-    /// by name, whatever would give other rows.
+    /// by name, whatever would give other rows; it stays where it is then.
     pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<()> {
         let (was, marks) = (&checkpoint.meta, self.fits(checkpoint)?);
         let plan = Arc::new(run_plan(&self.parts, &self.sources, &self.windows, &self.schedule, &was.mixture)?);
         self.stop();
-        if was.mixture != self.mixture {
-            self.finite = None;
-        }
-        (self.plan, self.mixture, self.marks) = (plan, was.mixture.clone(), marks);
-        self.models = was.models.clone();
-        (self.step, self.microbatch) = (was.step, was.within.map_or(0, |w| w.microbatch));
+        let finite = if was.mixture == self.mixture { self.finite.clone() } else { None };
+        let mut place = Whereabouts {
+            plan,
+            mixture: was.mixture.clone(),
+            models: was.models.clone(),
+            finite,
+            marks,
+            step: was.step,
+            microbatch: was.within.map_or(0, |w| w.microbatch),
+        };
+        self.swap(&mut place);
         // Damage is found now, and not at the first row.
-        self.start()
+        self.start().inspect_err(|_| {
+            self.stop();
+            self.swap(&mut place);
+        })
+    }
+
+    fn swap(&mut self, other: &mut Whereabouts) {
+        swap(&mut self.plan, &mut other.plan);
+        swap(&mut self.mixture, &mut other.mixture);
+        swap(&mut self.models, &mut other.models);
+        swap(&mut self.finite, &mut other.finite);
+        swap(&mut self.marks, &mut other.marks);
+        swap(&mut self.step, &mut other.step);
+        swap(&mut self.microbatch, &mut other.microbatch);
     }
 
     /// Goes to the beginning of the run that a checkpoint is of: with the weights that were set during it.

@@ -4,6 +4,7 @@
 use crate::lanes_common::byte_tokenizer;
 use laneway::loader::node::{ConnectOptions, NodeLoader, Server, ServerOptions};
 use laneway::loader::{Loader, Options};
+use laneway::pipeline::Function;
 use laneway::recipe::Recipe;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -51,10 +52,19 @@ impl House {
         Options { threads: 1, cache_dir: Some(self.dir.path().join("cache")), ..Options::default() }
     }
 
+    /// Names functions in the recipe, which [`House::serve_with`] gives to the server.
+    pub fn functions(&mut self, names: &[&str]) {
+        std::fs::write(self.recipe_path(), format!("functions = {names:?}\n{RECIPE}")).unwrap();
+    }
+
     pub fn serve(&self, name: &str, change: impl FnOnce(&mut ServerOptions)) -> Server {
+        self.serve_with(name, change, &[])
+    }
+
+    pub fn serve_with(&self, name: &str, change: impl FnOnce(&mut ServerOptions), functions: &[Function]) -> Server {
         let mut options = ServerOptions { name: named(name), loader: self.tuning(), ..ServerOptions::default() };
         change(&mut options);
-        Server::start(self.recipe(), options, &[], &[]).unwrap()
+        Server::start(self.recipe(), options, functions, &[]).unwrap()
     }
 
     pub fn connect(&self, name: &str, rank: u32, ranks: u32) -> NodeLoader {

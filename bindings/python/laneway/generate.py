@@ -59,6 +59,30 @@ class GenerateOptions:
         c.spin_us = check_spin(self.spin_us)
         return c
 
+    def words(self) -> list[str]:
+        """What tells ``laneway serve`` the same; nothing for what is as it would be anyway."""
+        plain, words = GenerateOptions(), []
+        for name, option in _OPTIONS.items():
+            value = getattr(self, name)
+            if value != getattr(plain, name):
+                words.append(option if name == "broker" else f"{option}={value}")
+        return words
+
+
+_OPTIONS = {
+    "frontend_endpoint": "--frontend",
+    "control_endpoint": "--control",
+    "control_pub_endpoint": "--control-pub",
+    "group": "--group",
+    "window": "--window",
+    "max_workers": "--max-workers",
+    "max_attempts": "--max-attempts",
+    "connect_timeout_s": "--connect-timeout",
+    "broker": "--embedded-broker",
+    "spin_us": "--spin-us",
+}
+"""Of each field the option of ``laneway serve`` that says the same."""
+
 
 def rows_only() -> _structs.GenerateOptions:
     """The struct that says that nobody is asked."""

@@ -12,7 +12,8 @@ from ._dtypes import Framework
 from ._open_loader import Connection, OpenLoader, OpenNodeLoader, ProgressFn
 from .batch import Batch
 from .errors import LanewayError, PeerDead
-from .loader import Loader
+from .generate import GenerateOptions
+from .loader import Loader, _as_generate
 from .recipe import Recipe
 from .student import check_count
 
@@ -37,9 +38,8 @@ class NodeLoader(Loader):
         microbatch_size, uneven: as in :class:`~laneway.Loader`; the same for all peers of a server.
         start: start the server, unless one of that name runs; it ends 10 s after its last peer. Of several local ranks (``LOCAL_RANK``) the
             first does. Needs ``recipe``, without functions.
-        threads, prefetch, slots, cache_dir: of the server that is started, as in :class:`~laneway.Server`.
-        group: of the server that is started, for a recipe with a ``[generate]``: its teachers' group; None: the default one.
-        rows_only: of the server that is started: it asks no teachers.
+        threads, prefetch, slots, cache_dir, generate: of the server that is started, as in :class:`~laneway.Server`; None: its defaults. A server that runs
+            already has its own, so that they need ``start=True``.
         spin_us: how long to look for a batch before sleeping, in microseconds.
         patience_s: how long to wait for a server: at the beginning, and for another when one has died.
         progress, framework: as in :class:`~laneway.Loader`.
@@ -57,11 +57,10 @@ class NodeLoader(Loader):
         uneven: bool = False,
         start: bool = False,
         threads: int | None = None,
-        prefetch: int = 1,
-        slots: int = 3,
+        prefetch: int | None = None,
+        slots: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
-        group: str | None = None,
-        rows_only: bool = False,
+        generate: GenerateOptions | bool | None = None,
         spin_us: int = 0,
         patience_s: float = 60.0,
         progress: ProgressFn | bool | str | None = "auto",
@@ -73,19 +72,19 @@ class NodeLoader(Loader):
         if start and self._recipe is None:
             raise ValueError("start=True needs a recipe to serve")
         self._starts = bool(start) and os.environ.get("LOCAL_RANK", "0") == "0"
-        self._slots = check_count("slots", slots, 1, 32)
-        if (group is not None or rows_only) and not start:
-            raise ValueError("group and rows_only are of the server that start=True starts; one that runs already has its own (laneway serve --group, --rows-only)")
-        self._teachers = [*([] if group is None else ["--group", group]), *(["--rows-only"] if rows_only else [])]
+        given = {"threads": threads, "prefetch": prefetch, "slots": slots, "cache_dir": cache_dir, "generate": generate}
+        if not start and (names := ", ".join(name for name, value in given.items() if value is not None)):
+            raise ValueError(f"{names}: of the server that start=True starts; one that runs already has its own (laneway serve --help)")
+        self._server = _server_words(threads, prefetch, slots, cache_dir, generate)
         if not 0 <= patience_s <= 4_000_000:
             raise ValueError(f"patience_s is {patience_s!r}; expected a number of seconds")
         self._patience_s = float(patience_s)
         self._tuning = Connection(
             microbatch_size=0 if microbatch_size is None else check_count("microbatch_size", microbatch_size, 1),
             uneven=bool(uneven),
-            threads=None if threads is None else check_count("threads", threads, 0, 4096),
-            prefetch=check_count("prefetch", prefetch, 0),
-            cache_dir=None if cache_dir is None else os.fspath(cache_dir),
+            threads=None,
+            prefetch=0,
+            cache_dir=None,
             memory_budget=0,
             task_bytes=0,
             generate=False,
@@ -138,15 +137,29 @@ class NodeLoader(Loader):
         program, tuning = _native.find_program(), self._tuning
         # Not how many ranks: a run that comes back on others finds it still there.
         words = [str(program), "serve", "-", "--embedded", "--log", "warning", "--name", tuning.name]
-        words += ["--peers", str(tuning.peers), "--slots", str(self._slots), "--prefetch", str(tuning.prefetch)]
-        words += [] if tuning.threads is None else ["--threads", str(tuning.threads)]
-        words += [] if tuning.cache_dir is None else ["--cache", tuning.cache_dir]
-        words += self._teachers
+        words += ["--peers", str(tuning.peers), *self._server]
         processes = os.environ.get("LOCAL_WORLD_SIZE", "")
         words += ["--local-ranks", str(max(1, int(processes) // tuning.peers))] if processes.isdigit() else []
         done = subprocess.run(words, input=self._recipe.to_toml(), text=True, stderr=subprocess.PIPE, check=False)
         if done.returncode not in (0, _IN_USE):
             raise LanewayError(f"{program} did not start a node loader: {done.stderr.strip()}")
+
+
+def _server_words(
+    threads: int | None,
+    prefetch: int | None,
+    slots: int | None,
+    cache_dir: str | os.PathLike[str] | None,
+    generate: GenerateOptions | bool | None,
+) -> list[str]:
+    """What is given, as options of ``laneway serve``; each is checked here, since the process that starts the server may be another one."""
+    words = [] if threads is None else [f"--threads={check_count('threads', threads, 0, 4096)}"]
+    words += [] if prefetch is None else [f"--prefetch={check_count('prefetch', prefetch, 0)}"]
+    words += [] if slots is None else [f"--slots={check_count('slots', slots, 1, 32)}"]
+    words += [] if cache_dir is None else [f"--cache={os.fspath(cache_dir)}"]
+    if generate is None or _as_generate(generate) is True:
+        return words
+    return [*words, *(generate.words() if isinstance(generate, GenerateOptions) else ["--rows-only"])]
 
 
 _IN_USE = 3

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,8 @@ import pytest
 from conftest import House, wait_until
 from test_node_loader import heard, peer, said, serve
 
-from laneway import GenerateOptions, Loader, NodeLoader, Recipe, Server, Task, TaskError, Worker, errors
+from laneway import GenerateOptions, Loader, NodeLoader, Recipe, Server, Task, TaskError, Worker, _native, errors
+from laneway.errors import LanewayError
 
 TEACHER = Path(__file__).with_name("node_teacher.py")
 
@@ -125,7 +129,15 @@ def test_a_row_that_is_given_up_is_an_error_on_every_peer(house: House, taught: 
                 loader.next(120)
 
 
-def test_a_failure_is_told_to_every_peer_even_if_another_has_gone_on_and_a_newcomer_moves_nobody(house: House, taught: Path) -> None:
+WAYS: dict[str, Callable[[NodeLoader], object]] = {
+    "next": lambda loader: None,
+    "seek": lambda loader: loader.seek(loader.step),
+    "load": lambda loader: loader.load_state_dict(loader.state_dict()),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_failure_is_told_to_every_peer_even_if_another_has_gone_on_and_a_newcomer_moves_nobody(house: House, taught: Path, way: str) -> None:
     mended = taught.with_name("mended")
     at = "    rows = tasks[0].rows\n"
     refuses = '    if any((t.lane, t.step) == (3, 12) for t in tasks) and not Path(sys.argv[2]).exists():\n        raise RuntimeError("bad luck")\n'
@@ -141,6 +153,7 @@ def test_a_failure_is_told_to_every_peer_even_if_another_has_gone_on_and_a_newco
         with pytest.raises(errors.Refused, match="its beginning is gone"):
             NodeLoader(taught, name="g", peers=2, framework="numpy").next(120)
         mended.touch()
+        WAYS[way](first)
         assert first.next(120).step == 12  # type: ignore[union-attr]
         with pytest.raises(TaskError, match="row 12 of lane 3"):
             second.next(120)
@@ -234,3 +247,80 @@ def node_house(folder: Path) -> Any:
     house = House(folder)
     yield house
     house.end()
+
+
+EVERYTHING = {
+    "frontend_endpoint": "tcp://127.0.0.1:4001",
+    "control_endpoint": "tcp://127.0.0.1:4002",
+    "control_pub_endpoint": "tcp://127.0.0.1:4003",
+    "group": "--mine",
+    "window": 24,
+    "max_workers": 3,
+    "max_attempts": 1,
+    "connect_timeout_s": 2.5,
+    "broker": "embedded",
+    "spin_us": 0,
+}
+
+
+def test_a_loader_that_starts_its_server_passes_on_all_that_it_is_given(taught: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program that is started here notes its words, and what comes in, and serves nobody."""
+    assert set(EVERYTHING) == {field.name for field in fields(GenerateOptions)}
+    program = folder / "program"
+    program.write_text('#!/bin/sh\nfor word; do echo "$word"; done > "$0.words"\ncat > "$0.toml"\nexit 1\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(_native, "find_program", lambda: program)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    always = ["serve", "-", "--embedded", "--log", "warning", "--name", "n", "--peers", "2"]
+    tuning = {"threads": 0, "prefetch": 0, "slots": 5, "cache_dir": folder / "a b"}
+    given = ["--threads=0", "--prefetch=0", "--slots=5", f"--cache={folder}/a b"]
+    teachers = ["--frontend=tcp://127.0.0.1:4001", "--control=tcp://127.0.0.1:4002", "--control-pub=tcp://127.0.0.1:4003", "--group=--mine"]
+    teachers += ["--window=24", "--max-workers=3", "--max-attempts=1", "--connect-timeout=2.5", "--embedded-broker", "--spin-us=0"]
+    for options, words in [
+        ({}, []),
+        (tuning, given),
+        ({"generate": True}, []),
+        ({"generate": False, "slots": 1}, ["--slots=1", "--rows-only"]),
+        ({"generate": GenerateOptions(**EVERYTHING), **tuning}, given + teachers),  # type: ignore[arg-type]
+    ]:
+        with pytest.raises(LanewayError, match="did not start a node loader"):
+            NodeLoader(taught, name="n", peers=2, start=True, **options).next(60)  # type: ignore[arg-type]
+        assert (folder / "program.words").read_text().splitlines() == always + words
+        assert (folder / "program.toml").read_text() == Recipe.load(taught).to_toml()
+        if options:
+            with pytest.raises(ValueError, match=f"^{', '.join(sorted(options, key=[*tuning, 'generate'].index))}: of the server that start=True starts"):
+                NodeLoader(taught, name="n", **options)  # type: ignore[arg-type]
+
+
+def test_a_server_that_a_loader_starts_asks_the_teachers_of_a_broker_elsewhere(house: House, taught: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    house.python(str(TEACHER), str(taught))
+    elsewhere = house.folder / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    monkeypatch.setenv("LANEWAY_DIR", str(elsewhere))
+    places = [f"ipc://{house.folder}/{name}.sock" for name in ("frontend", "control", "control_pub")]
+    generate = GenerateOptions(*places, group="afar", window=16, max_workers=2, max_attempts=2, connect_timeout_s=60, spin_us=0)
+    with NodeLoader(taught, name="g", start=True, generate=generate, framework="numpy") as loader:
+        for step in range(3):
+            batch = loader.next(120)
+            assert batch is not None and batch.step == step
+            check(batch, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--rows-only", "--window", "3"], "--window with --rows-only: nobody is asked there"),
+        (["--max-attempts", "0"], "--max-attempts is 0; expected at least 1"),
+        (["--max-worker", "3"], "there is no option '--max-worker'; did you mean --max-workers?"),
+        (["--connect-timeout", "soon"], "--connect-timeout 'soon': expected a number of seconds"),
+    ],
+)
+def test_what_a_server_cannot_do_with_its_teachers_is_an_error(folder: Path, taught: Path, words: list[str], why: str) -> None:
+    done = subprocess.run([_native.find_program(), "serve", taught, *words], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and why in done.stderr, done.stderr
+
+
+def test_options_for_teachers_of_a_recipe_without_any_are_an_error(folder: Path, lanes: Path) -> None:
+    loader = NodeLoader(lanes, start=True, generate=GenerateOptions(window=8))
+    with pytest.raises(LanewayError, match=r"--window: the recipe has no \[generate\], so no teachers are asked"):
+        loader.next(60)

@@ -370,6 +370,37 @@ def test_a_server_that_is_killed_again_and_again_costs_no_peer_a_batch(node, lan
         assert heard(process) == (want, state)
 
 
+def test_peers_that_seek_and_load_where_they_are_while_their_server_is_killed_again_and_again_move_nobody(node, lanes):
+    want, state = expected(lanes, 0, 2, batches=120)
+    words = ("--ranks", "2", "--threads", "1", "--slots", "2", "--peers", "3")
+    server = serve(node, lanes, *words)
+    peers = [peer(node, lanes, 0, 2, batches=120, peers=3, pause_s=0.02, comes_by=way) for way in ("seek", "load", None)]
+    chance = random.Random(8)
+    while any(p.poll() is None for p in peers):
+        time.sleep(chance.uniform(0.1, 0.6))
+        server.send_signal(signal.SIGKILL)
+        server.wait()
+        server = serve(node, lanes, *words)
+    for process in peers:
+        assert heard(process) == (want, state)
+
+
+def test_who_moves_a_rank_after_its_server_was_killed_has_the_others_told(node, lanes):
+    server = serve(node, lanes, "--peers", "2")
+    one, other = (NodeLoader(lanes, peers=2, framework="numpy") for _ in range(2))
+    for _ in range(4):
+        assert one.next(60).step == other.next(60).step
+    server.send_signal(signal.SIGKILL)
+    server.wait()
+    serve(node, lanes, "--peers", "2")
+    one.seek(50)
+    with pytest.raises(errors.Stale, match=f"moved to step 50 by process {os.getpid()}"):
+        while other.next(60).step < 8:
+            pass
+    other.seek(50)
+    assert [loader.next(60).step for loader in (one, other, one, other)] == [50, 50, 51, 51]
+
+
 def test_peers_that_are_killed_harm_nobody_and_come_back_to_their_place(node, lanes):
     want, _ = expected(lanes, batches=200)
     serve(node, lanes, "--threads", "1")

@@ -1,12 +1,13 @@
 //! `laneway serve`: the node loader, until it is told to stop.
 
 use crate::args::{Command, Flag, Options};
-use crate::broker::{in_background, listen, log_to_stderr};
+use crate::broker::{endpoints, in_background, listen, log_to_stderr};
 use crate::recipe::{CACHE, THREADS, loader_options, number};
 use laneway::base::metrics;
 use laneway::base::{Error, Result, Status};
 use laneway::loader::node::{DEFAULT_NAME, Server, ServerOptions};
 use laneway::os::daemon::{self, Termination};
+use laneway::pipeline::GenerateOptions;
 use laneway::recipe::Recipe;
 use serde_json::Value;
 use std::io::{IsTerminal, Read, Write};
@@ -27,8 +28,17 @@ pub const COMMAND: Command = Command {
         Flag { name: "--peers", value: Some("N"), help: "processes a rank: its first batches are kept until so many have come (default: 1)" },
         Flag { name: "--slots", value: Some("N"), help: "batches that lie ready for the slowest peer, 1 to 32 (default: 3)" },
         Flag { name: "--prefetch", value: Some("STEPS"), help: "steps made ahead of those (default: 1)" },
-        Flag { name: "--group", value: Some("NAME"), help: "of a recipe with a [generate]: the job's name at the teachers' broker" },
         Flag { name: "--rows-only", value: None, help: "of a recipe with a [generate]: ask no teachers" },
+        Flag { name: "--group", value: Some("NAME"), help: "of such a recipe, as those below: the job's name at the teachers' broker" },
+        Flag { name: "--frontend", value: Some("ENDPOINT"), help: "where students find that broker (default: in $LANEWAY_DIR)" },
+        Flag { name: "--control", value: Some("ENDPOINT"), help: "where its leader does" },
+        Flag { name: "--control-pub", value: Some("ENDPOINT"), help: "where its hints are heard" },
+        Flag { name: "--embedded-broker", value: None, help: "start a broker unless one answers" },
+        Flag { name: "--connect-timeout", value: Some("SECONDS"), help: "how long it may take to answer at first (default: 10)" },
+        Flag { name: "--window", value: Some("ROWS"), help: "rows in flight and held (default: what the steps made ahead need)" },
+        Flag { name: "--max-workers", value: Some("N"), help: "workers that can be attached to a rank at once (default: 8)" },
+        Flag { name: "--max-attempts", value: Some("N"), help: "how often a row is tried before it is given up (default: 3)" },
+        Flag { name: "--spin-us", value: Some("MICROSECONDS"), help: "how long a rank looks for a sample before sleeping (default: what pays)" },
         Flag { name: "--exit-when-idle", value: Some("SECONDS"), help: "end when nobody has been connected for so long" },
         Flag { name: "--metrics-port", value: Some("PORT"), help: "answer GET /metrics at 127.0.0.1:PORT, for Prometheus (default: nowhere)" },
         Flag { name: "--log", value: Some("LEVEL"), help: "trace, debug, info, warning, error or off (default: info)" },
@@ -39,6 +49,20 @@ pub const COMMAND: Command = Command {
     run,
 };
 
+/// Options that say how teachers are asked.
+const TEACHERS: [&str; 10] = [
+    "--group",
+    "--frontend",
+    "--control",
+    "--control-pub",
+    "--embedded-broker",
+    "--connect-timeout",
+    "--window",
+    "--max-workers",
+    "--max-attempts",
+    "--spin-us",
+];
+
 /// How long one in the background waits for somebody to come, or to come back.
 const EMBEDDED_IDLE: Duration = Duration::from_secs(10);
 
@@ -48,6 +72,9 @@ fn run(options: &Options) -> Result<ExitCode> {
     if let Some(name) = recipe.functions.first() {
         let hint = "start laneway.Server(recipe, functions=...) in a Python process of your own, or lw_server_start";
         return Err(Error::invalid(format!("the recipe names the function '{name}', which this program does not have; {hint}")));
+    }
+    if let Some(given) = teaching(options).filter(|_| recipe.generate.is_none()) {
+        return Err(Error::invalid(format!("{given}: the recipe has no [generate], so no teachers are asked")));
     }
     daemon::raise_file_limit();
     if embedded && options.has("--metrics-port") {
@@ -83,14 +110,7 @@ fn read(file: &str) -> Result<Recipe> {
 fn server_options(options: &Options) -> Result<ServerOptions> {
     let mut loader = loader_options(options)?;
     loader.prefetch = number(options, "--prefetch")?.unwrap_or(loader.prefetch);
-    if options.has("--rows-only") {
-        loader.generate = None;
-    }
-    match (options.get("--group"), &mut loader.generate, options.has("--rows-only")) {
-        (Some(_), _, true) => return Err(Error::invalid("--group with --rows-only: nobody is asked there")),
-        (Some(group), Some(generate), false) => generate.group = Some(group.into()),
-        _ => {}
-    }
+    loader.generate = generate_options(options)?;
     let idle = options.seconds("--exit-when-idle")?;
     let defaults = ServerOptions::default();
     Ok(ServerOptions {
@@ -102,6 +122,39 @@ fn server_options(options: &Options) -> Result<ServerOptions> {
         exit_when_idle: idle.or(options.has("--embedded").then_some(EMBEDDED_IDLE)),
         loader,
     })
+}
+
+/// The first option given that says how teachers are asked.
+fn teaching(options: &Options) -> Option<&'static str> {
+    TEACHERS.into_iter().find(|name| options.has(name))
+}
+
+fn generate_options(options: &Options) -> Result<Option<GenerateOptions>> {
+    if options.has("--rows-only") {
+        return match teaching(options) {
+            Some(given) => Err(Error::invalid(format!("{given} with --rows-only: nobody is asked there"))),
+            None => Ok(None),
+        };
+    }
+    let defaults = GenerateOptions::default();
+    let places = ["--frontend", "--control", "--control-pub"];
+    Ok(Some(GenerateOptions {
+        endpoints: places.iter().any(|name| options.has(name)).then(|| endpoints(options)).transpose()?,
+        group: options.get("--group").map(str::to_owned),
+        window: at_least_one(options, "--window")?.unwrap_or(defaults.window),
+        max_workers: at_least_one(options, "--max-workers")?.unwrap_or(defaults.max_workers),
+        max_attempts: at_least_one(options, "--max-attempts")?.unwrap_or(defaults.max_attempts),
+        embedded_broker: options.has("--embedded-broker"),
+        connect: options.seconds("--connect-timeout")?.unwrap_or(defaults.connect),
+        spin_us: number(options, "--spin-us")?.unwrap_or(defaults.spin_us),
+    }))
+}
+
+fn at_least_one(options: &Options, name: &str) -> Result<Option<u32>> {
+    match number(options, name)? {
+        Some(0) => Err(Error::invalid(format!("{name} is 0; expected at least 1"))),
+        found => Ok(found),
+    }
 }
 
 fn serve(mut server: Server, termination: Termination, shown: bool) {

@@ -199,8 +199,9 @@ impl Inner {
         won
     }
 
-    /// Publishes what was committed before its device had finished it; with `failure`, what became of it instead.
-    pub(super) fn publish_late(&self, tasks: Vec<InHand>, failure: Option<&str>) {
+    /// Publishes what was committed before its device had finished it, or the error that came instead.
+    pub(super) fn publish_late(&self, tasks: Vec<InHand>, outcome: &Result<()>) {
+        let failure = outcome.as_ref().err().map(|e| e.message.as_str());
         let mut serve = self.serve();
         for task in tasks {
             let attachment = task.attachment.clone();

@@ -1,18 +1,15 @@
-//! One rank's pipeline, the ring that its batches lie in, and the peers that sit there: all of it run by one thread.
-//!
-//! A ring holds one *run* of batches, from the place where the pipeline was last put. A peer that wants to stand where the run is takes its seat
-//! there; one that wants to stand elsewhere begins another run in a new ring. The peers of the old run are waited for: nothing of the new one is
-//! written over until each has come, left, or died.
+//! One rank's pipeline, the ring that its batches lie in, and the peers that sit there (`places`): all of it run by one thread.
 
 use super::agreement::Change;
-use super::message::{At, FromServer, pack, unpack};
+use super::message::At;
 use super::numbers::RankNumbers;
+use super::places::{Begun, Sits};
 use super::server::{Connection, Shape, Shared};
 use crate::base::metrics::{self, Noun};
 use crate::base::{Error, Result, Status, Stop};
 use crate::loader::{Loader, about};
 use crate::os::clock;
-use crate::pipeline::{Checkpoint, Mark, SlotLayout};
+use crate::pipeline::{Mark, SlotLayout};
 use crate::segment::ring::{End, Publisher, Ring, SLOTS};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -62,7 +59,7 @@ pub struct Inbox {
     inner: Mutex<Inner>,
     filled: Condvar,
     /// Ends what the pipeline is doing.
-    interrupt: Stop,
+    pub(super) interrupt: Stop,
 }
 
 #[derive(Default)]
@@ -107,6 +104,11 @@ impl Inbox {
         }
     }
 
+    /// Knocks at that ring from now on.
+    pub fn knock_at(&self, ring: &Arc<Ring>) {
+        self.inner().ring = Some(ring.clone());
+    }
+
     /// Asks the feed to end.
     pub fn stop(&self) {
         let mut inner = self.inner();
@@ -117,37 +119,40 @@ impl Inbox {
 }
 
 /// The moment before a batch.
-struct Stand {
-    number: u64,
-    step: u64,
-    microbatch: u64,
-    marks: Vec<Mark>,
+pub(super) struct Stand {
+    pub number: u64,
+    pub step: u64,
+    pub microbatch: u64,
+    pub marks: Vec<Mark>,
 }
 
 /// How long the pipeline is waited for before commands are looked at.
 const SLICE: Duration = Duration::from_millis(20);
 
 pub struct Feed {
-    shared: Arc<Shared>,
-    inbox: Arc<Inbox>,
-    rank: u32,
-    loader: Loader,
-    layout: Arc<SlotLayout>,
-    publisher: Publisher,
+    pub(super) shared: Arc<Shared>,
+    pub(super) inbox: Arc<Inbox>,
+    pub(super) rank: u32,
+    pub(super) loader: Loader,
+    pub(super) layout: Arc<SlotLayout>,
+    pub(super) publisher: Publisher,
     /// Whether the run began at the stream's beginning.
-    whole: bool,
+    pub(super) whole: bool,
+    pub(super) begun: Begun,
     /// The run has ended, or failed.
-    over: bool,
-    failed: bool,
-    stands: VecDeque<Stand>,
+    pub(super) over: bool,
+    pub(super) failed: bool,
+    pub(super) stands: VecDeque<Stand>,
     /// What the next batch waits for, as the ring says it.
     delay: String,
-    /// By connection, the seat in the ring of now; `None`: it sat in an older one.
-    peers: BTreeMap<u64, Option<u32>>,
+    /// By connection.
+    pub(super) peers: BTreeMap<u64, Sits>,
     /// Peers of older runs that have not said yet what they want, and how many more are expected.
-    awaited: BTreeSet<u64>,
-    expected: u32,
-    numbers: Arc<RankNumbers>,
+    pub(super) awaited: BTreeSet<u64>,
+    pub(super) expected: u32,
+    /// Commands that can be obeyed once another batch has been made.
+    later: Vec<Command>,
+    pub(super) numbers: Arc<RankNumbers>,
 }
 
 /// A feed that runs.
@@ -166,7 +171,7 @@ impl Feed {
         let rows = most.map(|each| loader.rank().microbatch_rows(each)).max().unwrap_or(1);
         let layout = Arc::new(SlotLayout::new(rows, loader.shape(), loader.rank().lanes.len() as u32, shared.taught())?);
         let publisher = layout.publisher()?;
-        inbox.inner().ring = Some(publisher.ring().clone());
+        inbox.knock_at(publisher.ring());
         let numbers = Arc::new(RankNumbers::new(&shared.options.name, rank, shape.ranks, loader.meter.clone()));
         metrics::register(Noun::Node, &numbers);
         let mut feed = Feed {
@@ -177,6 +182,7 @@ impl Feed {
             layout,
             publisher,
             whole: true,
+            begun: Begun::default(),
             over: false,
             failed: false,
             stands: VecDeque::new(),
@@ -184,6 +190,7 @@ impl Feed {
             peers: BTreeMap::new(),
             awaited: BTreeSet::new(),
             expected: shared.options.peers.max(shape.peers),
+            later: Vec::new(),
             numbers: numbers.clone(),
         };
         feed.begin();
@@ -192,7 +199,7 @@ impl Feed {
     }
 
     /// A run begins where the loader is.
-    fn begin(&mut self) {
+    pub(super) fn begin(&mut self) {
         let (step, microbatch) = self.loader.place();
         self.stands.clear();
         self.delay.clear();
@@ -203,7 +210,7 @@ impl Feed {
         self.await_peers();
     }
 
-    fn await_peers(&mut self) {
+    pub(super) fn await_peers(&mut self) {
         self.publisher.await_peers(self.awaited.len() as u32 + self.expected);
     }
 
@@ -212,7 +219,7 @@ impl Feed {
             self.count();
             let (commands, stop) = {
                 let mut inner = self.inbox.inner();
-                (std::mem::take(&mut inner.commands), inner.stop)
+                (std::mem::take(&mut self.later).into_iter().chain(std::mem::take(&mut inner.commands)), inner.stop)
             };
             if stop {
                 break;
@@ -226,7 +233,7 @@ impl Feed {
                     Ok(())
                 });
                 if let Err(error) = obeyed {
-                    asker.iter().for_each(|asker| asker.send(&FromServer::from(&error), &[]));
+                    asker.iter().for_each(|asker| asker.answer(Err(error.clone())));
                     self.fail(&error);
                 }
                 self.inbox.busy_for(None);
@@ -321,14 +328,23 @@ impl Feed {
 
     fn obey(&mut self, command: Command) {
         match command {
-            Command::Leave(id, died) => self.leave(id, died),
+            Command::Leave(id, died) => {
+                self.later.retain(|command| command.asker().is_none_or(|asker| asker.id != id));
+                self.leave(id, died);
+            }
             Command::Join(connection, peers, at, state) => {
+                if let At::Step(step) = at
+                    && self.comes_to(step)
+                {
+                    self.later.push(Command::Join(connection, peers, at, state));
+                    return;
+                }
                 let answer = self.join(&connection, peers, at, state);
                 // A peer whose buffer is full does not read what it asked for.
                 match answer {
                     Ok((answer, Some(fds))) => connection.send(&answer, &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>()),
                     Ok((answer, None)) => connection.send(&answer, &[self.publisher.fd()]),
-                    Err(e) => connection.send(&FromServer::from(&e), &[]),
+                    Err(e) => connection.answer(Err(e)),
                 }
             }
             Command::Ask(connection, question) => {
@@ -345,142 +361,5 @@ impl Feed {
                 connection.answer(done.map(|()| String::new()));
             }
         }
-    }
-
-    fn leave(&mut self, id: u64, died: bool) {
-        let Some(seat) = self.peers.remove(&id) else { return };
-        let mut died = died;
-        if let Some(seat) = seat {
-            // Whoever leaves says so in its seat first, even if its process ends right then.
-            died = !self.publisher.has_left(seat);
-            self.publisher.vacate(seat);
-        }
-        let count = if died { &self.numbers.deaths } else { &self.numbers.left };
-        count.fetch_add(1, Ordering::Relaxed);
-        self.awaited.remove(&id);
-        self.await_peers();
-    }
-
-    /// Seats a peer. The answer, and what goes with it beside the ring.
-    fn join(&mut self, connection: &Arc<Connection>, peers: u32, at: At, state: Option<OwnedFd>) -> Result<(FromServer, Option<Vec<OwnedFd>>)> {
-        let others = self.peers.keys().any(|id| *id != connection.id);
-        let mut own_state = false;
-        let number = match at {
-            // What was made before a failure is for all who are still here, and the failure after it.
-            At::Start if self.whole && (!self.failed || others) && self.publisher.oldest() == 0 => 0,
-            At::Start if others => {
-                let step = self.loader.step();
-                let hint = "say how many peers a rank has (peers) so that its beginning is kept for all, or load the state of the others";
-                return Err(Error::new(
-                    Status::Refused,
-                    format!("the other peers of rank {} are at step {step}, and its beginning is gone; {hint}", self.rank),
-                ));
-            }
-            At::Start => {
-                let mut fresh = self.shared.assemble(self.rank, &connection.shape()?, &self.inbox.interrupt)?;
-                self.restart(connection, peers, false, true, |loader| {
-                    fresh.count_on(loader);
-                    *loader = fresh;
-                    Ok(())
-                })?
-            }
-            At::Step(step) => match self.stand_at(step, 0) {
-                Some(number) => number,
-                None => self.restart(connection, peers, false, step == 0, |loader| loader.seek(step))?,
-            },
-            At::State { bytes, again } => {
-                let fd = state.ok_or_else(|| Error::invalid("a join with a state, and none came along"))?;
-                let state = Checkpoint::from_bytes(&unpack(&fd, bytes, "the state")?)?;
-                self.loader.fits(&state)?;
-                own_state = true;
-                let place = (state.meta.step, state.meta.within.map_or(0, |w| w.microbatch));
-                let same = state.meta.mixture == self.loader.mixture() && state.meta.models == self.loader.models();
-                match self.stand_at(place.0, place.1).or_else(|| self.ahead(place).filter(|_| again && !self.failed)).filter(|_| same) {
-                    Some(number) => number,
-                    None => self.restart(connection, peers, again, false, |loader| loader.load(&state))?,
-                }
-            }
-        };
-        let seat = self.seat(connection, number)?;
-        if own_state {
-            return Ok((FromServer::Joined { seat, number, bytes: 0 }, None));
-        }
-        let stand = self.stands.iter().find(|s| s.number == number).expect("looked up above, or the beginning of a run");
-        let state = self.loader.state_at(stand.step, stand.microbatch, &stand.marks).to_bytes();
-        let ring = self.publisher.fd().try_clone_to_owned().map_err(|e| Error::io("dup", e))?;
-        Ok((FromServer::Joined { seat, number, bytes: state.len() as u64 }, Some(vec![ring, pack(&state)?])))
-    }
-
-    fn seat(&mut self, connection: &Arc<Connection>, number: u64) -> Result<u32> {
-        let seat = match self.peers.get(&connection.id).copied().flatten() {
-            Some(seat) => {
-                self.publisher.reseat(seat, number);
-                seat
-            }
-            None => {
-                let full = || Error::new(Status::Refused, format!("rank {} has 64 peers already", self.rank));
-                self.publisher.seat(number).ok_or_else(full)?
-            }
-        };
-        let known = self.peers.insert(connection.id, Some(seat)).is_some();
-        if !self.awaited.remove(&connection.id) && !known {
-            self.expected = self.expected.saturating_sub(1);
-        }
-        self.numbers.joined.fetch_add(1, Ordering::Relaxed);
-        self.await_peers();
-        Ok(seat)
-    }
-
-    /// The batch that comes next at that place of the run, if all from there on are still there.
-    fn stand_at(&self, step: u64, microbatch: u64) -> Option<u64> {
-        let oldest = self.publisher.oldest();
-        self.stands.iter().find(|s| (s.step, s.microbatch) == (step, microbatch) && s.number >= oldest && !self.failed).map(|s| s.number)
-    }
-
-    /// The number of the batch at a place that the run comes to soon.
-    fn ahead(&self, place: (u64, u64)) -> Option<u64> {
-        let mut at = self.loader.place();
-        (0..1 << 12).find_map(|n| {
-            let here = at == place;
-            let count = self.loader.rank().microbatches(self.loader.schedule().rows_at(at.0));
-            at = if at.1 + 1 < count { (at.0, at.1 + 1) } else { (at.0 + 1, 0) };
-            here.then_some(self.publisher.head() + n)
-        })
-    }
-
-    /// Puts the pipeline elsewhere and begins another run there. Number 0 of it is what comes next.
-    fn restart(&mut self, by: &Arc<Connection>, peers: u32, again: bool, whole: bool, put: impl FnOnce(&mut Loader) -> Result<()>) -> Result<u64> {
-        let fresh = self.layout.publisher()?;
-        put(&mut self.loader)?;
-        let mut old = std::mem::replace(&mut self.publisher, fresh);
-        let said = Error::new(
-            Status::Stale,
-            format!(
-                "rank {} of the node loader '{}' was moved to step {} by process {}; load the same state or seek the same step here, or make a new loader",
-                self.rank,
-                self.shared.options.name,
-                self.loader.step(),
-                by.pid
-            ),
-        );
-        // Whoever has not looked yet is still to learn of a failure; each tries again after that, and finds the new run.
-        if !(self.failed && again) {
-            old.end(if again { End::Moved } else { End::Replaced(&said) });
-        }
-        for (id, seat) in &mut self.peers {
-            *seat = None;
-            if *id != by.id {
-                self.awaited.insert(*id);
-            }
-        }
-        let wanted = peers.max(self.shared.options.peers).max(1);
-        // The one that asks is one of them.
-        let newcomer = u32::from(!self.peers.contains_key(&by.id));
-        self.expected = wanted.saturating_sub(1 + self.awaited.len() as u32) + newcomer;
-        self.inbox.inner().ring = Some(self.publisher.ring().clone());
-        self.whole = whole;
-        self.begin();
-        tracing::info!("rank {}: a new run from step {}, asked for by process {}", self.rank, self.loader.step(), by.pid);
-        Ok(0)
     }
 }

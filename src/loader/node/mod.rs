@@ -6,7 +6,8 @@
 //! | `door` | the Unix socket where peers come in, and the name by which it is found |
 //! | `message` | what is said there |
 //! | `server` | the process's side: connections, and which rank each belongs to |
-//! | `feed` | one rank's pipeline, its ring, and who sits there |
+//! | `feed` | one rank's pipeline and its ring |
+//! | `places` | who sits there and where, and who is told when the rank is moved |
 //! | `numbers` | what a server counts |
 //! | `agreement` | weights of the mixture that are set during the run, by all ranks from one step on |
 //! | `peer` | the other side: a loader whose batches come from there |
@@ -19,6 +20,7 @@ mod link;
 mod message;
 mod numbers;
 mod peer;
+mod places;
 mod server;
 
 pub use door::{DEFAULT_NAME, path, stop};

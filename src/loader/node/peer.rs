@@ -270,10 +270,9 @@ impl NodeLoader {
         loop {
             match self.try_to_come() {
                 Err(e) if matches!(e.status, Status::PeerDead | Status::NotFound) => self.leave(),
-                Err(e) => return Err(e),
-                Ok(()) => {
+                done => {
                     self.alone_since = None;
-                    return Ok(());
+                    return done;
                 }
             }
             let (name, patience) = (&self.options.name, self.options.patience);
@@ -393,21 +392,37 @@ impl NodeLoader {
     /// Goes on from a state, as `Loader::load`. All peers of a rank load the same one: the first moves the rank's pipeline, and the others find
     /// it there. A peer that does not is told so by its next batch.
     pub fn load(&mut self, state: &Checkpoint) -> Result<()> {
-        self.connected()?;
         // Other ranks' lanes need not travel.
         let mut mine = Checkpoint { meta: state.meta.clone(), lanes: BTreeMap::new() };
         mine.lanes.extend(self.lanes.lanes.clone().filter_map(|lane| Some((lane, state.lanes.get(&lane)?.clone()))));
-        self.join(At::State { bytes: 0, again: false }, Some(&mine))
+        let here = self.meta.is_some() && self.save()? == mine;
+        self.go(At::State { bytes: 0, again: false }, Some(&mine), here)
     }
 
     /// Goes to the start of a step, as `Loader::seek`. All peers of a rank seek the same one.
     pub fn seek(&mut self, step: u64) -> Result<()> {
-        self.connected()?;
-        self.join(At::Step(step), None)
+        let here = self.meta.is_some() && (self.step, self.microbatch) == (step, 0);
+        self.go(At::Step(step), None, here)
     }
 
-    fn connected(&mut self) -> Result<()> {
-        let until = Instant::now() + self.options.patience;
+    /// Goes where the caller wants to be, which may be `here`, where this loader stands.
+    fn go(&mut self, at: At, state: Option<&Checkpoint>, here: bool) -> Result<()> {
+        let (until, mut here) = (Instant::now() + self.options.patience, here);
+        loop {
+            self.connected(until)?;
+            // Whoever wants to be where it stands comes back after a failure as it would for its next batch: that moves nobody, however far the others are.
+            let comes_back = here && self.peer.as_ref().is_none_or(Peer::is_over);
+            match if comes_back { self.join_here(true) } else { self.join(at, state) } {
+                // It died just then. The next one is asked for the same.
+                Err(e) if e.status == Status::PeerDead && Instant::now() < until => self.leave(),
+                // Another has moved the rank. It is to be here all the same.
+                Err(e) if e.status == Status::Stale && comes_back => here = false,
+                joined => return joined,
+            }
+        }
+    }
+
+    fn connected(&mut self, until: Instant) -> Result<()> {
         while self.link.as_ref().is_none_or(|link| link.is_gone()) {
             match self.link_again(until) {
                 Err(e) if e.status == Status::PeerDead && Instant::now() < until => {}

@@ -157,8 +157,11 @@ impl Connection {
         }
     }
 
-    /// Answers a question.
+    /// Answers a question. What was interrupted needs no answer: whoever asked has gone, or is about to see that this server ends.
     pub fn answer(&self, answer: Result<String>) {
+        if matches!(&answer, Err(e) if e.status == Status::Interrupted) {
+            return;
+        }
         let said = answer.map_or_else(|e| FromServer::from(&e), |text| FromServer::Answer { text });
         self.send(&said, &[]);
     }
@@ -334,6 +337,8 @@ impl Keeper {
             self.page.publish(|| [shared.entry()].into_iter().chain(feeds.values().map(|feed| feed.numbers.entry())).collect());
         }
         self.end_feeds();
+        // Peers look for another server as soon as their connections end, which is now, and not when nobody holds this one any more.
+        self.shared.connections().clear();
         tracing::info!("node loader '{}': ended", self.shared.options.name);
     }
 

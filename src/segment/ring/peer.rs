@@ -98,6 +98,11 @@ impl<K: Send + Sync + 'static> Peer<K> {
         self.seat.ring.front().is_ready(self.next)
     }
 
+    /// Whether no batch is added to this ring any more.
+    pub fn is_over(&self) -> bool {
+        self.seat.ring.front().is_over()
+    }
+
     /// What the next batch waits for, as the server has said; empty: nothing that it knows.
     pub fn delay(&self) -> String {
         self.seat.ring.front().said()

@@ -220,7 +220,12 @@ impl Front {
 
     /// Peer: whether [`Front::take`] would find something else than nothing.
     pub fn is_ready(&self, next: u64) -> bool {
-        self.head.0.load(Ordering::Acquire) > next || self.state.0.load(Ordering::Acquire) != OPEN
+        self.head.0.load(Ordering::Acquire) > next || self.is_over()
+    }
+
+    /// Peer: whether no batch comes any more.
+    pub fn is_over(&self) -> bool {
+        self.state.0.load(Ordering::Acquire) != OPEN
     }
 
     /// Peer: about to sleep; the value of `bell` to sleep on. It must look once more before it does.

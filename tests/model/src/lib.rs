@@ -9,7 +9,7 @@ pub mod sync {
 /// A ring small enough for a box: two peers, two slots.
 const SEATS: usize = 2;
 const SLOTS: usize = 2;
-const TEXT_WORDS: usize = 1;
+const TEXT_WORDS: usize = 2;
 
 #[path = "../../../src/segment/bell.rs"]
 mod bell;

@@ -1,10 +1,10 @@
 //! One server, two peers, two slots.
 
-use super::SLOTS;
 use super::ledger::Ledger;
-use super::tests::{Payload, model};
 use super::sync::Ordering;
-use super::words::{ANY, Found, Front};
+use super::tests::{Payload, model};
+use super::words::{ANY, FAILED, Found, Front};
+use super::{SLOTS, TEXT_WORDS};
 use loom::sync::Arc;
 use loom::thread;
 
@@ -202,5 +202,65 @@ fn a_slot_that_is_let_go_is_seen_or_knocks() {
             }
         };
         assert!(peer.join().unwrap() || seen, "the server would sleep through the slot");
+    });
+}
+
+/// Text of two words, each of one letter: what is torn has both.
+fn text(letter: char) -> String {
+    letter.to_string().repeat(8 * TEXT_WORDS)
+}
+
+/// A peer that asks while the server says something gets a whole text that was there at some moment, or nothing; once it has seen that a text was said, that one or a later one.
+/// What was said at last is there when nobody says anything else.
+///
+/// Caught: `said` without its fence, or with a version that was not loaded with Acquire; `say` without its fence, with a version stored only at the end (so that it is never
+/// odd), not stored with Release at the end, or left as it was; a length that is stored after the last version, or read after it was looked at again.
+#[test]
+fn what_the_server_says_is_heard_whole_or_not_at_all() {
+    model(3, || {
+        let ring = ring();
+        ring.front.say(&text('a'));
+        let peer = {
+            let ring = ring.clone();
+            thread::spawn(move || {
+                let heard = [ring.front.said(), ring.front.said()];
+                for one in &heard {
+                    assert!([String::new(), text('a'), "b".into(), text('c')].contains(one), "torn: {one:?}");
+                }
+                let order = |one: &str| ["a", "b", "c"].iter().position(|letter| one.starts_with(letter));
+                if let [Some(first), Some(second)] = [order(&heard[0]), order(&heard[1])] {
+                    assert!(first <= second, "{heard:?}: time does not go back");
+                }
+            })
+        };
+        // Shorter, and longer again.
+        ring.front.say("b");
+        ring.front.say(&text('c'));
+        peer.join().unwrap();
+        assert_eq!(ring.front.said(), text('c'), "lost");
+    });
+}
+
+/// A batch's failure is told with its reason: whoever sees that the run has ended hears why, whole, whatever was said before.
+///
+/// Caught: a `take` that loads the state without Acquire; a `say` that leaves an odd version behind.
+#[test]
+fn whoever_sees_that_the_run_has_failed_hears_why() {
+    model(3, || {
+        let (ring, mut ledger) = (ring(), Ledger::new());
+        let seat = ledger.seat(&ring.front, 0).unwrap();
+        let peer = {
+            let ring = ring.clone();
+            thread::spawn(move || match ring.front.take(seat as usize, 0) {
+                Found::Nothing => {}
+                Found::Over(FAILED) => assert_eq!(ring.front.said(), text('b')),
+                other => panic!("{other:?}"),
+            })
+        };
+        ring.front.say("a");
+        ring.front.say(&text('b'));
+        // As `Publisher::end` does.
+        ring.front.state.0.store(FAILED, Ordering::Release);
+        peer.join().unwrap();
     });
 }
