@@ -165,7 +165,8 @@ def _again(interrupts: list[KeyboardInterrupt]) -> None:
             _interrupts.remove(interrupt)
         except ValueError:  # raised in the meantime
             continue
-        _thread.interrupt_main()
+        # A signal, and not interrupt_main(), for which a thread that sleeps does not wake.
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 @contextlib.contextmanager
