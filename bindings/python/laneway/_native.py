@@ -5,12 +5,12 @@ It is loaded at the first call that needs it, so that layouts can be written and
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import functools
 import logging
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint16, c_uint32, c_uint64, c_void_p
@@ -270,7 +270,9 @@ def interruptibly(ask: Callable[[int], Any], timeout_s: float) -> Any:
     thread nothing is interrupted, and there is no moment at which nobody has it.
     """
     deadline = monotonic_ns() + int(timeout_s * 1e9)
-    done = threading.Event()
+    # A lock, since an Event is Python, which a Ctrl-C leaves half done.
+    running = _thread.allocate_lock()
+    running.acquire()
     answer: list[Any] = []
     failure: list[BaseException] = []
 
@@ -283,10 +285,11 @@ def interruptibly(ask: Callable[[int], Any], timeout_s: float) -> Any:
         finally:
             # The thread may outlive the wait a little, and the answer is not to live as long.
             del ask
-            done.set()
+            running.release()
 
-    threading.Thread(target=work, name="laneway-ask", daemon=True).start()
-    while not done.wait(SLICE_NS / 1e9):
+    # No threading.Thread, of which Python keeps account with finalizers that lose a Ctrl-C.
+    _thread.start_new_thread(work, ())
+    while not running.acquire(timeout=SLICE_NS / 1e9):
         pass
     if failure:
         raise failure.pop()

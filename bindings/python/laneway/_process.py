@@ -15,6 +15,24 @@ from typing import Any
 from . import _native
 
 
+class Living:
+    """Objects that are held weakly. As a ``weakref.WeakSet``, whose callback is Python, so that a Ctrl-C that comes in there is lost; this one's is C."""
+
+    def __init__(self) -> None:
+        self._references: dict[int, weakref.ref[Any]] = {}
+
+    def add(self, obj: Any) -> None:
+        """By its identity."""
+        self._references[id(obj)] = weakref.ref(obj, functools.partial(self._references.pop, id(obj)))
+
+    def discard(self, obj: Any) -> None:
+        """If it is there."""
+        self._references.pop(id(obj), None)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([obj for reference in list(self._references.values()) if (obj := reference()) is not None])
+
+
 class ProcessLock:
     """A ``threading.Lock`` for ``with``; in a forked child it starts anew, since the thread that held it is not there."""
 
@@ -33,11 +51,11 @@ class ProcessLock:
         self._lock = threading.Lock()
 
 
-_locks: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
+_locks = Living()
 
 
 def _renew_locks() -> None:
-    for lock in list(_locks):
+    for lock in _locks:
         lock.renew()
 
 
@@ -62,7 +80,7 @@ def forks() -> int:
 # In this order: who makes samples, who asks for them, who introduced them, who makes batches, and who tells of it.
 WORKERS, STUDENTS, BROKERS, LOADERS, LOGS = range(5)
 
-_endings: list[weakref.WeakKeyDictionary[Any, Callable[[Any], None]]] = [weakref.WeakKeyDictionary() for _ in range(5)]
+_endings: list[dict[Callable[[Any], None], Living]] = [{} for _ in range(5)]
 
 
 def at_exit(order: int, obj: Any, ending: Callable[[Any], None]) -> None:
@@ -70,7 +88,7 @@ def at_exit(order: int, obj: Any, ending: Callable[[Any], None]) -> None:
 
     The library's threads must be out of Python by then: a thread that asks a finished interpreter for the GIL never returns.
     """
-    _endings[order][obj] = ending
+    _endings[order].setdefault(ending, Living()).add(obj)
 
 
 @atexit.register
@@ -90,6 +108,6 @@ def _end() -> None:
 
 def _steps() -> Iterator[Callable[[], None]]:
     # A list, not a generator, which an exception would end.
-    steps = [functools.partial(ending, obj) for objects in _endings for obj, ending in list(objects.items())]
+    steps = [functools.partial(ending, obj) for endings in _endings for ending, objects in list(endings.items()) for obj in objects]
     # Twice, should a Ctrl-C end the first: this one must not be left out.
     return iter([*steps, _native.end_callbacks, _native.end_callbacks])

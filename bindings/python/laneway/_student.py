@@ -21,7 +21,7 @@ from . import _device, _dtypes, _native, _owned, _structs
 from ._endpoints import Endpoints
 from ._functions import _interrupts, come_again, raise_interrupt
 from ._medium_glue import Cuda, check_medium, open_medium
-from ._process import STUDENTS, at_exit, forks
+from ._process import STUDENTS, Living, at_exit, forks
 from .batch_config import BatchConfig
 from .errors import Forked, Status
 from .mediums import Medium
@@ -307,13 +307,13 @@ class OpenStudent:
             raise Forked(f"this student was opened by process {self.pid}, and this is its forked child {os.getpid()}: open one here")
 
 
-_open_students: weakref.WeakSet[OpenStudent] = weakref.WeakSet()
+_open_students = Living()
 
 
 def find_open(group: str | None, endpoints: Endpoints) -> OpenStudent | None:
     """A student of that group which this process has opened."""
     pid = os.getpid()
-    for student in list(_open_students):
+    for student in _open_students:
         options = student.options
         same_group = group in (options.group, student.registration["group"])
         used = student.user is None or student.user() is not None
