@@ -141,8 +141,12 @@ def take_interrupt() -> KeyboardInterrupt | None:
 
 def raise_interrupt() -> None:
     """Raises the Ctrl-C that is still to be raised on this thread, if there is one: before a call, when nothing is lost by it."""
-    if (interrupt := take_interrupt()) is not None:
-        raise interrupt
+    interrupt = take_interrupt()
+    if interrupt is not None:
+        try:
+            raise interrupt
+        finally:
+            del interrupt  # or its traceback would hold this frame, and this frame it
 
 
 def raise_soon() -> None:

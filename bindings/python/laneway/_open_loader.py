@@ -269,7 +269,10 @@ class InlineLoader(OpenLoader):
         # What the functions left undone has failed; from the same place anew it has not.
         with contextlib.suppress(Exception):
             self.move([self.text("lw_loader_save_json").encode()])
-        raise interrupt
+        try:
+            raise interrupt
+        finally:
+            del interrupt  # or its traceback would hold this frame, and this frame it
 
 
 def loader_options(tuning: Tuning, functions: list[Any], operators: list[Any], watch: _Watch) -> _structs.LoaderOptions:

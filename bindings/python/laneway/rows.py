@@ -10,7 +10,7 @@ from typing import Any
 
 from . import _dtypes, _native, _structs
 from ._dtypes import Framework
-from ._functions import Function, interrupts_wait, take_interrupt
+from ._functions import Function, interrupts_wait, raise_interrupt
 from ._open_loader import ProgressFn, Tuning, _Watch, first_documents, loader_options
 from ._operators import Operator
 from ._owned import close_with
@@ -107,11 +107,9 @@ class Rows:
             if status == Status.OK:
                 batch = Batch(_Native(arrival), self._as_torch, self._firsts)
                 # The rows can be asked for again.
-                if (interrupt := take_interrupt()) is not None:
-                    raise interrupt
+                raise_interrupt()
                 return batch
-            if (interrupt := take_interrupt()) is not None:
-                raise interrupt
+            raise_interrupt()
             if status not in (Status.TIMEOUT, Status.INTERRUPTED):
                 raise self._watch.take_failure() or _native.error(status)
 
