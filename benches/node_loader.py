@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "bindings" / "python"))
 
 from laneway import Loader, NodeLoader, _native, _structs  # noqa: E402
+from laneway.batch import Arrival  # noqa: E402
 
 NAME = f"bench-{os.getpid()}"
 
@@ -84,10 +85,10 @@ def play(role: dict) -> None:
 def take(loader: Loader, steps: int) -> None:
     opened, lib, view = loader._opened(), _native.lib(), _structs.Tensor()
     for _ in range(steps):
-        batch = opened.next()
+        arrival = Arrival()  # released when it dies
+        assert opened.wait(arrival, _native.NEVER)
         for name in (b"input_ids", b"labels"):
-            _native.check(lib.lw_batch_tensor(batch, name, ctypes.byref(view)))
-        lib.lw_batch_release(batch)
+            _native.check(lib.lw_batch_tensor(arrival.out, name, ctypes.byref(view)))
 
 
 def cpu_of(pid: int) -> float:

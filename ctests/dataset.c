@@ -196,6 +196,9 @@ static void wrong_options_are_named(void) {
   WITH(options.paths = NULL, LW_INVALID_ARGUMENT, "paths NULL");
   WITH(options.format = "csv", LW_INVALID_ARGUMENT, "format 'csv' jsonl, parquet");
   WITH(options.text_unit = "page", LW_INVALID_ARGUMENT, "text_unit 'page' paragraph");
+  WITH(options.text_unit = "file", LW_INVALID_ARGUMENT, "text_unit \"file\" plain none");
+  WITH((options.format = "jsonl", options.text_unit = "file"), LW_INVALID_ARGUMENT, "text_unit \"file\" plain line");
+  WITH((options.format = "text", options.text_field = "body"), LW_INVALID_ARGUMENT, "text_field \"body\" fields");
   WITH(options.on_error = "ignore", LW_INVALID_ARGUMENT, "on_error 'ignore' replace");
   WITH(options.text_field = "a..b", LW_INVALID_ARGUMENT, "text_field 'a..b'");
   WITH(options.name = "\xff", LW_INVALID_ARGUMENT, "name UTF-8");

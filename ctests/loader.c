@@ -341,6 +341,64 @@ static void a_function_may_close_its_loader(uint32_t threads) {
   CHECK(dropped == 0); /* nothing is called after that */
 }
 
+static _Atomic int entered, may_leave;
+static int32_t wait_for_leave(void *user, const char *text, size_t len) {
+  (void)user, (void)text, (void)len;
+  entered++;
+  while (!may_leave) usleep(1000);
+  return 1;
+}
+
+static lw_loader *open_waiting(uint32_t threads) {
+  static int one = 1;
+  lw_function_table waits = table("waits", &one);
+  waits.filter = wait_for_leave;
+  const lw_function_table *tables[] = {&waits};
+  lw_loader *loader = NULL;
+  entered = may_leave = dropped = 0;
+  OK(open_with(WITH_FUNCTIONS("\"waits\""), tables, 1, threads, &loader));
+  FAILS(lw_loader_next(loader, seconds(0), &(lw_batch *){NULL}), LW_TIMEOUT, "");
+  while (!entered) usleep(1000);
+  return loader;
+}
+
+static void an_abandoned_loader_waits_for_no_function(void) {
+  lw_loader *loader = open_waiting(2);
+  lw_loader_abandon(loader), lw_loader_abandon(loader), lw_loader_abandon(NULL);
+  FAILS(lw_loader_next(loader, LW_NEVER, &(lw_batch *){NULL}), LW_CLOSED, "closed");
+  FAILS(lw_loader_join(loader, seconds(0)), LW_TIMEOUT, "still run");
+  int so_far = entered;
+  may_leave = 1;
+  OK(lw_loader_join(loader, seconds(30)));
+  lw_loader_close(loader);
+  CHECK(entered == so_far && dropped == 0);
+  lw_loader_free(loader);
+  loader = open_waiting(2);
+  lw_loader_abandon(loader);
+  lw_loader_free(loader); /* while one runs */
+  may_leave = 1;
+}
+
+/* In a process of its own, since it is for ever. */
+static void end_callbacks(void *unused) {
+  (void)unused;
+  lw_loader *loader = open_waiting(2);
+  FAILS(lw_callbacks_end(seconds(0)), LW_TIMEOUT, "functions still run");
+  may_leave = 1;
+  OK(lw_callbacks_end(seconds(30)));
+  FAILS(lw_loader_next(loader, seconds(30), &(lw_batch *){NULL}), LW_CLOSED, "'waits' lw_callbacks_end");
+  lw_loader_free(loader);
+  CHECK(dropped == 0);
+}
+
+static void an_ending_host_has_nothing_called_any_more(void) {
+  lw_loader *loader = open_waiting(2);
+  in_child(end_callbacks, NULL); /* which does not wait for the parent's threads */
+  may_leave = 1;
+  lw_batch_release(next_batch(loader));
+  lw_loader_free(loader);
+}
+
 /* ---- waiting ---- */
 
 static int32_t slow(void *user, const char *text, size_t len) {
@@ -513,6 +571,8 @@ int main(void) {
   a_function_may_close_its_loader(3);
   a_function_may_close_its_loader(1);
   a_function_may_close_its_loader(0);
+  an_abandoned_loader_waits_for_no_function();
+  an_ending_host_has_nothing_called_any_more();
   waiting_ends_as_said();
   threads_share_a_loader();
   a_forked_child_is_told_and_can_have_its_own();

@@ -563,6 +563,14 @@ typedef struct {
     uint32_t flags;
 } lw_sample;
 
+// A reference to a sample, together with whom it is to be given back to.
+typedef struct {
+    // The student.
+    const lw_student *student;
+    // The sample, as `lw_student_next` gave it.
+    lw_sample sample;
+} lw_held;
+
 // Sets `struct_size` and the defaults. NULL is allowed.
 void lw_student_options_init(lw_student_options *options);
 
@@ -607,6 +615,10 @@ lw_status lw_student_release(const lw_student *student,
                              const lw_sample *samples,
                              size_t count,
                              void *stream);
+
+// Releases that one reference, as `lw_student_release` with a NULL `stream`, for finalizers, which are handed one pointer and can do nothing about an
+// error: one that is not held any more is left alone. NULL is allowed. Any thread.
+void lw_held_release(const lw_held *held);
 
 // Copies the first `len` bytes of a held sample to `out`, in host memory, wherever the sample lies; waits until they are there.
 LW_MUST_USE lw_status lw_student_read(const lw_student *student, const lw_sample *sample, void *out, size_t len);
@@ -891,9 +903,11 @@ typedef struct {
     size_t path_count;
     // "jsonl", "parquet" or "text"; NULL (the default): from each file's suffix, under `.gz` or `.zst`.
     const char *format;
-    // Field or column that holds the text; `a.b` names field `b` of object `a`. NULL (the default): "text".
+    // Field or column that holds the text; `a.b` names field `b` of object `a`. NULL (the default): "text". Not with plain
+    // text, which has no fields.
     const char *text_field;
-    // What a document of plain text is: "line", "paragraph" or "file". NULL (the default): "line".
+    // What a document of plain text is: "line", "paragraph" or "file". NULL (the default): "line". Another one is an error where no
+    // file is plain text.
     const char *text_unit;
     // What is done about documents and shards that cannot be read: "error", "skip" or "replace" (U+FFFD for what is
     // not UTF-8; what that cannot mend is skipped). NULL (the default): "error".
@@ -1467,7 +1481,7 @@ LW_MUST_USE lw_status lw_loader_explain(const lw_loader *loader, char *buffer, s
 // delivered and `waited_ns` for them, `bytes_read` for documents, `tokenizer` (the engine in use, and why). Since it
 // was opened, loaded or moved, over the rank's lanes, what was made ahead included: `documents`, `tokens`, `rows`,
 // `epoch` (the lowest), `truncated_tokens`, and documents left out: `empty`, `filtered`, `skipped`, `dropped` (of
-// `dropped_tokens`); of a stream that ends, those behind a lane's last row are not come to, and not counted. `generate`: what `lw_student_stats`
+// `dropped_tokens`); of a stream that ends, those behind a lane's last row are counted with the call that tells the end (LW_END). `generate`: what `lw_student_stats`
 // says of the student that asks the teachers, or null. `*len` becomes its length without the NUL; `capacity` 0 only asks for it. They may grow between
 // two calls.
 LW_MUST_USE
@@ -1492,11 +1506,22 @@ void lw_loader_cancel(const lw_loader *loader);
 
 // Ends the loader's threads. Waits end, and later ones return, with `LW_CLOSED`. Batches stay readable. Closing twice
 // is allowed, and NULL. Also in one of the loader's own functions: from then on none of them is called, not even an
-// operator's `close` or a `drop`; the others have returned, and this one's thread ends behind it.
+// operator's `close` or a `drop`; the others have returned, and the threads end when this one has.
 void lw_loader_close(const lw_loader *loader);
 
-// Closes the loader and frees the handle; NULL is allowed. Not while another thread uses it. Batches, and DLPack
-// tensors of them, stay valid.
+// As `lw_loader_close`, but waits for nobody, so that a finalizer may call it, on any thread and whatever lock it holds: from now on none of the loader's
+// functions is called, not even an operator's `close` or a `drop`; those that run go on to their end, which `lw_loader_join` waits for, and the
+// loader's threads end behind them.
+void lw_loader_abandon(const lw_loader *loader);
+
+// After `lw_loader_abandon`: waits until `deadline` for the loader's functions to return, but for those that the calling thread is in. `LW_TIMEOUT`: some
+// still run, call again.
+LW_MUST_USE
+lw_status lw_loader_join(const lw_loader *loader,
+                         int64_t deadline);
+
+// Closes the loader and frees the handle; NULL is allowed. Not while another thread uses it. Waits for nobody if the loader was abandoned. Batches, and
+// DLPack tensors of them, stay valid.
 void lw_loader_free(lw_loader *loader);
 
 /* ==== rows ==========================================================================================================
@@ -1550,7 +1575,11 @@ void lw_rows_cancel(const lw_rows *rows);
 // NULL. Waits for a call that is going on. Also in one of its own functions, as `lw_loader_close`.
 void lw_rows_close(const lw_rows *rows);
 
-// Closes and frees the handle; NULL is allowed. Not while another thread uses it. Batches stay valid.
+// As `lw_rows_close`, but waits for nobody, so that a finalizer may call it: none of the functions is called any more, and a call that is going on
+// ends with `LW_CLOSED` or `LW_DATA` when the function that it is in has returned.
+void lw_rows_abandon(const lw_rows *rows);
+
+// Closes and frees the handle; NULL is allowed. Not while another thread uses it. Waits for nobody if the rows were abandoned. Batches stay valid.
 void lw_rows_free(lw_rows *rows);
 
 /* ==== server ========================================================================================================
@@ -1722,6 +1751,17 @@ uint16_t lw_metrics_server_port(const lw_metrics_server *server);
 
 // Ends the listener and frees it; NULL is allowed. Not while another thread uses it.
 void lw_metrics_server_free(lw_metrics_server *server);
+
+/* ==== callbacks =====================================================================================================
+ *
+ * Functions that were given to the library: functions and operators of loaders, mediums, progress, the log's callback.
+ */
+
+// For hosts that end before their process does, as interpreters: from now on none of them is called, for any handle, for ever; what needs one fails with
+// `LW_CLOSED`, and their `drop` is not called either. Waits until `deadline` for those that run: `LW_TIMEOUT` if some still do, call again. Those that the
+// calling thread is in are not waited for. Any thread.
+LW_MUST_USE
+lw_status lw_callbacks_end(int64_t deadline);
 
 #ifdef __cplusplus
 }

@@ -60,8 +60,10 @@
 //!
 //! Every key has the default shown, except that a recipe names its datasets, a tokenizer, `max_length` and `global_batch`,
 //! and a `[generate]` its `model_id` and `layout`;
-//! `long_documents` is `drop` for `first_fit`, `best_fit` and `none`. Unknown keys are errors.
+//! `long_documents` is `drop` for `first_fit`, `best_fit` and `none`. Unknown keys are errors, and so is a value, other than the default, that the other options leave
+//! without effect: `num_bins = 32` with `wrap`, say.
 
+mod check;
 mod fields;
 mod parse;
 mod table;
@@ -404,35 +406,6 @@ impl GenerateRecipe {
             }
         }
     }
-
-    fn check(&self) -> Result<()> {
-        if self.batch_size == 0 || self.batch_size > 4096 {
-            return Err(Error::invalid(format!("generate.batch_size is {}; it must be from 1 to 4096", self.batch_size)));
-        }
-        match self.pad_to {
-            PadTo::Longest => {}
-            _ if !self.layout.is_ragged() => {
-                return Err(Error::invalid("generate.pad_to is for ragged dimensions, \"seq<=2048\" say, and generate.layout has none"));
-            }
-            PadTo::Multiple(0 | 65_537..) => return Err(Error::invalid("generate.pad_to as a number must be from 1 to 65536")),
-            _ => {}
-        }
-        if self.layout.nbytes() == 0 {
-            return Err(Error::invalid("generate.layout: its tensors have no bytes, so nothing could be made"));
-        }
-        let taken = |name: &str| BATCH_TENSORS.contains(&name);
-        if let Some(spec) = self.layout.specs().iter().find(|s| taken(&s.name)) {
-            return Err(Error::invalid(format!("generate.layout: a batch has a '{}' already; give the teacher's tensor another name", spec.name)));
-        }
-        for (dim, _) in self.layout.dims() {
-            if let Some(name) = ragged_tensors(dim).into_iter().find(|name| taken(name) || self.layout.find(name).is_some()) {
-                return Err(Error::invalid(format!(
-                    "generate.layout: a batch has a '{name}' already, which dimension '{dim}' would bring; give the dimension another name"
-                )));
-            }
-        }
-        Ok(())
-    }
 }
 
 /// The tensors that a batch has beside the teacher's for a ragged dimension: the lengths in its rows, and where there is data.
@@ -510,98 +483,6 @@ impl Recipe {
         let mut active = (0..self.datasets.len()).filter(|i| ever(*i)).map(|i| self.datasets[i].exhausted);
         let stops = active.clone().any(|e| e == Exhausted::Stop);
         stops || active.all(|e| e == Exhausted::Redistribute)
-    }
-
-    /// Checks what does not depend on the data: an error names the field, its value and what is allowed.
-    pub fn check(&self) -> Result<()> {
-        if self.datasets.is_empty() {
-            return Err(Error::invalid("a recipe needs at least one [[dataset]]"));
-        }
-        let count = self.datasets.len();
-        if count > usize::from(u16::MAX) {
-            return Err(Error::invalid(format!("{count} datasets; at most {} are allowed", u16::MAX)));
-        }
-        for (i, dataset) in self.datasets.iter().enumerate() {
-            let name = &dataset.spec.name;
-            if name.is_empty() {
-                return Err(Error::invalid(format!("dataset {i} has an empty name")));
-            }
-            if self.datasets[..i].iter().any(|d| d.spec.name == *name) {
-                return Err(Error::invalid(format!("two datasets are called '{name}'; names must differ")));
-            }
-            if dataset.epochs == 0 {
-                return Err(Error::invalid(format!("dataset '{name}': epochs is 0; it must be at least 1")));
-            }
-        }
-        self.weights()?;
-        let mut last = 0;
-        for (step, weights) in &self.mixture.schedule {
-            if *step <= last {
-                return Err(Error::invalid(format!("mixture.schedule: from_step {step} must be above {last}, where the weights before it start")));
-            }
-            if weights.len() != count {
-                return Err(Error::invalid(format!("mixture.schedule from step {step} has {} weights for {count} datasets", weights.len())));
-            }
-            last = *step;
-        }
-        let pack = &self.pack;
-        for (field, value, least) in
-            [("max_length", pack.max_length, 2), ("num_bins", pack.num_bins, 1), ("candidate_pool_size", pack.candidate_pool_size, 1)]
-        {
-            if value < least || value > 1 << 30 {
-                return Err(Error::invalid(format!("pack.{field} is {value}; it must be from {least} to {}", 1 << 30)));
-            }
-        }
-        if pack.max_sequences_per_bin == Some(0) {
-            return Err(Error::invalid("pack.max_sequences_per_bin is 0; it must be 1 or above, or not be given"));
-        }
-        if pack.min_sequence_length == 0 || pack.min_sequence_length > pack.max_length {
-            let (least, most) = (pack.min_sequence_length, pack.max_length);
-            return Err(Error::invalid(format!("pack.min_sequence_length is {least}; it must be from 1 to max_length, which is {most}")));
-        }
-        let fits = matches!(pack.algorithm, Algorithm::FirstFit | Algorithm::BestFit);
-        for (field, set) in [("min_sequence_length", pack.min_sequence_length != 1), ("flush_strategy", pack.flush_strategy != FlushStrategy::Fifo)] {
-            if set && !fits {
-                return Err(Error::invalid(format!(
-                    "pack.{field} belongs to first_fit and best_fit, not to {}; leave it out",
-                    pack.algorithm.name()
-                )));
-            }
-        }
-        self.check_groups()?;
-        self.schedule().map_err(|e| e.within("batch"))?;
-        self.generate.as_ref().map_or(Ok(()), GenerateRecipe::check)
-    }
-
-    fn check_groups(&self) -> Result<()> {
-        let pack = &self.pack;
-        if pack.homogeneity != Homogeneity::Group {
-            return match pack.groups.is_empty() {
-                true => Ok(()),
-                false => Err(Error::invalid(format!("pack.groups needs homogeneity = \"group\"; it is \"{}\"", pack.homogeneity.name()))),
-            };
-        }
-        let names: Vec<&str> = self.datasets.iter().map(|d| d.spec.name.as_str()).collect();
-        if pack.groups.is_empty() {
-            let example = names[0];
-            return Err(Error::invalid(format!(
-                "pack.homogeneity is \"group\" and there are no groups; name them, as in groups = {{ mine = [\"{example}\"] }}"
-            )));
-        }
-        for (group, members) in &pack.groups {
-            if let Some(member) = members.iter().find(|m| !names.contains(&m.as_str())) {
-                let known = names.join(", ");
-                return Err(Error::invalid(format!("pack.groups.{group} names '{member}', which is not a dataset; datasets are {known}")));
-            }
-        }
-        for name in names {
-            match pack.groups.iter().filter(|(_, members)| members.iter().any(|m| m == name)).count() {
-                1 => {}
-                0 => return Err(Error::invalid(format!("pack.groups: dataset '{name}' is in none; name every dataset once"))),
-                n => return Err(Error::invalid(format!("pack.groups: dataset '{name}' is in {n} groups; name every dataset once"))),
-            }
-        }
-        Ok(())
     }
 
     /// For each dataset, which datasets it may share a row with: those of the same number.

@@ -4,13 +4,15 @@ mod lanes_common;
 
 use lanes_common::byte_tokenizer;
 use laneway::base::Status;
+use laneway::base::log::{self, LogLevel};
 use laneway::loader::{Loader, Options, Parts, VerifyOptions, inspect, verify};
 use laneway::pipeline::{Checkpoint, Function, TextFunction, global_hash};
 use laneway::recipe::Recipe;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 
 /// Document `n` of a dataset: its name and number, and then as much filling as makes lengths differ.
@@ -89,6 +91,44 @@ fn every_recipe_gives_the_same_batches_on_any_number_of_ranks_in_one_run_and_res
         let verified = verify(&parts(&dir), &options(dir.path()), &ask, &mut |_, _| ()).unwrap();
         assert!(verified.first_difference().is_none(), "{to}: {:?}", verified.first_difference());
         assert!(verified.runs[0].hashes.len() > 10);
+    }
+}
+
+/// Segments of a batch, told from its other tensors: where a row begins, where its segment number changes, and its padding.
+fn starts(ids: &[i32], length: usize) -> Vec<i32> {
+    let begins = |i: &usize| i.is_multiple_of(length) || ids[*i] != ids[i - 1];
+    (0..ids.len()).filter(begins).chain([ids.len()]).map(|i| i as i32).collect()
+}
+
+#[test]
+fn positions_segments_lengths_and_labels_of_every_batch_agree_with_its_pieces_for_every_packer() {
+    for algorithm in ["wrap", "first_fit", "best_fit", "best_fit_wrap", "none"] {
+        let dir = house(|r| r.replace("max_length = 64", &format!("max_length = 64\nalgorithm = \"{algorithm}\"\nlong_documents = \"split\"")));
+        let mut loader = loader(&dir);
+        let mut continued = 0;
+        for step in 0..40 {
+            let batch = loader.next(None).unwrap().unwrap();
+            let starts = starts(batch.segment_ids(), 64);
+            assert_eq!(batch.cu_seqlens(), starts, "{algorithm}, step {step}");
+            assert_eq!(batch.max_seqlen(), starts.windows(2).map(|w| w[1] - w[0]).max().unwrap(), "{algorithm}, step {step}");
+            for (r, row) in batch.rows().iter().enumerate() {
+                let tensors = |i: usize| (batch.input_ids()[i], batch.positions()[i], batch.segment_ids()[i], batch.labels()[i]);
+                let mut at = r * 64;
+                for (segment, piece) in row.pieces.iter().enumerate() {
+                    continued += usize::from(piece.start > 0);
+                    let tokens = piece.tokens().to_vec();
+                    for (i, token) in tokens.iter().enumerate() {
+                        // The next token of the document, if it lies in this row; never one of another document.
+                        let label = tokens.get(i + 1).map_or(-100, |next| i64::from(*next));
+                        let expected = (i64::from(*token), i64::from(piece.start) + i as i64, segment as i32 + 1, label);
+                        assert_eq!(tensors(at + i), expected, "{algorithm}, step {step}, row {r}, segment {segment}, token {i}");
+                    }
+                    at += piece.len as usize;
+                }
+                assert!((at..r * 64 + 64).all(|i| tensors(i) == (257, 0, 0, -100)), "{algorithm}, step {step}, row {r}: padding");
+            }
+        }
+        assert!(continued > 10, "{algorithm}: {continued} pieces go on from another row");
     }
 }
 
@@ -195,6 +235,14 @@ fn a_changed_shard_is_refused_by_its_name() {
         std::fs::rename(dir.join("wiki/x"), dir.join("wiki/1.jsonl")).unwrap();
     };
     refused(&swap, "wiki/0.jsonl");
+    let listed = |order: &str| {
+        let files: Vec<String> = order.chars().map(|c| format!("\"wiki/{c}.jsonl\"")).collect();
+        loader(&house(|r| r.replace("paths = \"wiki\"", &format!("paths = [{}]", files.join(", ")))))
+    };
+    let in_order = listed("012").save();
+    listed("012").load(&in_order).unwrap();
+    let error = listed("102").load(&in_order).unwrap_err();
+    assert!(error.message.contains("dataset 'wiki'") && error.message.contains("wiki/1.jsonl"), "listed in another order: {error}");
     let tokenizer = |dir: &Path| {
         let file = dir.join("tokenizer.json");
         std::fs::write(&file, std::fs::read_to_string(&file).unwrap() + " ").unwrap();
@@ -261,4 +309,101 @@ fn a_checkpoint_goes_through_files_of_both_forms_and_processes() {
         assert_eq!(laneway(&dir, &[&inspect[..], &["--checkpoint", file]].concat()).stdout, direct.stdout);
     }
     assert_eq!(Checkpoint::from_bytes(&std::fs::read(dir.path().join("binary")).unwrap()).unwrap(), loader.save());
+}
+
+type Said = Vec<(LogLevel, String)>;
+
+/// What `run` gives, and what is logged meanwhile that names the folder.
+fn heard<T>(dir: &TempDir, run: impl FnOnce() -> T) -> (T, Said) {
+    // There is one log in a process.
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(|e| e.into_inner());
+    let (here, said) = (dir.path().display().to_string(), Arc::new(Mutex::new(Said::new())));
+    let mine = said.clone();
+    log::set_sink(Some(Box::new(move |level, _, text| {
+        if text.contains(&here) {
+            mine.lock().unwrap().push((level, text.to_string()));
+        }
+    })));
+    log::set_level(LogLevel::Info);
+    let made = run();
+    log::set_level(LogLevel::Warn);
+    log::set_sink(None);
+    let said = said.lock().unwrap().clone();
+    (made, said)
+}
+
+/// Hashes of 20 steps of two ranks of three threads and four lanes each, and what their statistics say of the tokenizer.
+fn two_ranks(dir: &TempDir) -> (Vec<u64>, String) {
+    let open = |rank| {
+        let options = Options { rank, ranks: 2, threads: 3, ..options(dir.path()) };
+        Loader::open(Recipe::load(&dir.path().join("recipe.toml")).unwrap(), options, &[]).unwrap()
+    };
+    let mut loaders: Vec<Loader> = (0..2).map(open).collect();
+    let hashes = (0..20).map(|_| global_hash(loaders.iter_mut().flat_map(|l| l.next(None).unwrap().unwrap().row_hashes()))).collect();
+    (hashes, loaders[1].stats().unwrap().tokenizer)
+}
+
+#[test]
+fn a_tokenizers_own_truncation_and_padding_are_ignored_and_that_is_said_once() {
+    let shipping = house(|r| r);
+    let path = shipping.path().join("tokenizer.json");
+    let mut file: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    file["truncation"] = serde_json::json!({"max_length": 4, "strategy": "LongestFirst", "stride": 0, "direction": "Right"});
+    file["padding"] = serde_json::json!({"strategy": {"Fixed": 200}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 257, "pad_type_id": 0, "pad_token": "</s>"});
+    std::fs::write(&path, file.to_string()).unwrap();
+    let (ignored, said) = heard(&shipping, || two_ranks(&shipping));
+    assert_eq!(ignored, two_ranks(&house(|r| r)));
+    let about: Vec<_> = said.iter().filter(|(_, text)| text.contains("truncation")).collect();
+    assert!(about.len() == 1 && about[0].0 == LogLevel::Info, "{said:?}");
+    assert!(about[0].1.contains("it ships truncation and padding, not applied here: packing decides"), "{about:?}");
+}
+
+#[test]
+fn log_and_statistics_name_the_engine_that_is_used_and_why() {
+    let plain = house(|r| r);
+    let fast = two_ranks(&plain);
+    assert_eq!(fast.1, "fast");
+    // A verdict against the fast engine, in place of the one that was found.
+    let fingerprint = parts(&plain).tokenizer;
+    let slow = house(|r| r);
+    let cache = slow.path().join("cache/tokenizers");
+    let names: Vec<_> = cache.read_dir().unwrap().map(|e| e.unwrap().file_name()).collect();
+    std::fs::remove_file(&cache).unwrap();
+    std::fs::create_dir(&cache).unwrap();
+    for name in names.iter().filter(|name| name.to_string_lossy().starts_with(&format!("{fingerprint:016x}-"))) {
+        std::fs::write(cache.join(name), "differ: as planted\n").unwrap();
+    }
+    let (planted, said) = heard(&slow, || two_ranks(&slow));
+    assert_eq!(planted, (fast.0, "reference: as planted".to_string()), "the same batches, by the other engine");
+    let warned: Vec<_> = said.iter().filter(|(level, _)| *level == LogLevel::Warn).collect();
+    assert!(warned.len() == 1 && warned[0].1.contains("the reference engine is used, which is slower: as planted"), "{said:?}");
+}
+
+#[test]
+fn what_goes_wrong_behind_the_last_row_does_not_fail_a_stream_that_is_delivered() {
+    let dir = house(|r| {
+        r.replace("name = \"wiki\"", "name = \"wiki\"\nexhausted = \"stop\"")
+            .replace("weight = 0.5", "weight = 0")
+            .replace("buffer_size = 64", "buffer_size = 0\ndocuments = \"none\"")
+    });
+    let (armed, hit) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let (arm, fails) = (armed.clone(), hit.clone());
+    // The last half of the documents is filtered: nothing follows them.
+    let half = TextFunction::Filter(Arc::new(move |text| {
+        let number: usize = text[4..].split(':').next().unwrap().parse().unwrap();
+        if number >= 100 && arm.load(Ordering::SeqCst) {
+            fails.store(true, Ordering::SeqCst);
+            return Err(laneway::base::Error::new(Status::Data, "no more"));
+        }
+        Ok(number < 100)
+    }));
+    let functions = [Function { name: "half 1".into(), function: half }];
+    let tuned = Options { threads: 0, prefetch: 0, task_bytes: 1, ..options(dir.path()) };
+    let mut loader = Loader::open(Recipe::load(&dir.path().join("recipe.toml")).unwrap(), tuned, &functions).unwrap();
+    let steps = loader.steps().unwrap().unwrap();
+    (0..steps).for_each(|_| drop(loader.next(None).unwrap().unwrap()));
+    armed.store(true, Ordering::SeqCst);
+    assert!(loader.next(None).unwrap().is_none() && hit.load(Ordering::SeqCst));
+    assert_eq!(loader.stats().unwrap().counts.documents, 100);
 }

@@ -199,6 +199,7 @@ fn a_chain_of_new_processes_with_other_ranks_gives_the_uninterrupted_stream() {
         (Format::Both, SMALL.to_string()),
         (Format::Parquet, SMALL.replace("64\n[sh", "64\nalgorithm = \"best_fit_wrap\"\ncandidate_pool_size = 8\n[mixture]\nunit = \"tokens\"\n[sh")),
         (Format::Jsonl, SMALL.replace("64\n[sh", "64\nalgorithm = \"first_fit\"\nnum_bins = 8\n[sh").replace("160", "0\ndocuments = \"global\"")),
+        (Format::Parquet, SMALL.replace("64\n[sh", "64\nalgorithm = \"none\"\nlong_documents = \"split\"\n[mixture]\nunit = \"tokens\"\n[sh")),
         (
             Format::Parquet,
             SMALL.replace("64\n[sh", "64\nalgorithm = \"best_fit\"\nlong_documents = \"truncate\"\n[sh").replace("160", "300\ndocuments = \"none\""),

@@ -436,6 +436,9 @@ class Loader {
   }
   void cancel() const noexcept { lw_loader_cancel(get()); }
   void close() const noexcept { lw_loader_close(get()); }
+  // Waits for nobody; join() does. The handle's end then waits for nobody either.
+  void abandon() const noexcept { lw_loader_abandon(get()); }
+  void join(Deadline deadline = never) const { check(lw_loader_join(get(), deadline)); }
   const lw_loader* get() const noexcept { return handle_.get(); }
 
  private:
@@ -472,6 +475,7 @@ class Rows {
   DatasetRef dataset(std::size_t index) const noexcept { return DatasetRef(lw_rows_dataset(get(), index)); }
   void cancel() const noexcept { lw_rows_cancel(get()); }
   void close() const noexcept { lw_rows_close(get()); }
+  void abandon() const noexcept { lw_rows_abandon(get()); }
   const lw_rows* get() const noexcept { return handle_.get(); }
 
  private:

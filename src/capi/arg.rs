@@ -1,5 +1,6 @@
 //! Checks of what C hands in, each giving an error that names the argument.
 
+use super::gate::Gate;
 use crate::base::{Error, Result, Status};
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
@@ -208,7 +209,7 @@ pub(super) fn flag(value: i32, name: &str) -> Result<bool> {
     }
 }
 
-/// The `user` pointer of a callback together with its destructor, which runs exactly once.
+/// The `user` pointer of a callback together with its destructor, which runs exactly once, unless `lw_callbacks_end` came before.
 pub(super) struct User {
     pub(super) user: *mut c_void,
     pub(super) drop: Option<unsafe extern "C" fn(user: *mut c_void)>,
@@ -230,7 +231,7 @@ impl Drop for User {
     fn drop(&mut self) {
         if let Some(drop) = self.drop {
             // SAFETY: the caller gave `drop` for `user`; this value is the only owner, so it runs once.
-            unsafe { drop(self.user) }
+            let _ = Gate::new().call(|| unsafe { drop(self.user) });
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Media that are tables of C functions: `lw_medium_table` as a [`Medium`], `lw_attach_table` as an [`Attach`].
 
 use super::arg::{self, User};
+use super::gate::Gate;
 use super::guard::{set_message, take_message};
 use super::medium::{empty_medium_table, lw_attach_table, lw_medium_table, read_medium_table};
 use crate::base::{Error, Result, Status};
@@ -17,6 +18,7 @@ pub(super) struct CallbackMedium {
     kind: String,
     buf_name: String,
     user: User,
+    gate: Arc<Gate>,
 }
 
 // SAFETY: the table's documentation requires functions that may run on any thread, several at once for different slots
@@ -47,13 +49,13 @@ impl CallbackMedium {
                 return Err(Error::invalid(format!("{name} is NULL; a medium of kind '{kind}' needs it")));
             }
         }
-        Ok(CallbackMedium { table, kind, buf_name, user: User { user: table.user, drop: table.drop } })
+        Ok(CallbackMedium { table, kind, buf_name, user: User { user: table.user, drop: table.drop }, gate: Gate::new() })
     }
 
     /// Runs one function; its failure becomes an error that names the medium, what was done, and the reason that it gave.
     fn call(&self, what: &str, slot: Option<u32>, function: impl FnOnce(*mut std::ffi::c_void) -> i32) -> Result<()> {
         set_message("");
-        match function(self.user.get()) {
+        match self.gate.call(|| function(self.user.get()))? {
             0 => Ok(()),
             code => Err(refused(&format!("medium '{}' ({}), {what}", self.kind, self.buf_name), slot, code)),
         }
@@ -99,7 +101,7 @@ impl Medium for Shared {
 
     fn slot(&self, slot: u32) -> Option<NonNull<u8>> {
         // SAFETY: the table's author promises that it may be called with this `user` on any thread.
-        let address = self.0.table.slot.map(|f| unsafe { f(self.0.user.get(), slot) })?;
+        let address = self.0.table.slot.and_then(|f| self.0.gate.call(|| unsafe { f(self.0.user.get(), slot) }).ok())?;
         NonNull::new(address.cast())
     }
 
@@ -125,7 +127,7 @@ impl Medium for Shared {
 
     fn share(&self) -> Option<BorrowedFd<'_>> {
         // SAFETY: as in `slot`.
-        let fd = self.0.table.share.map(|f| unsafe { f(self.0.user.get()) })?;
+        let fd = self.0.table.share.and_then(|f| self.0.gate.call(|| unsafe { f(self.0.user.get()) }).ok())?;
         // SAFETY: the table's author promises that the descriptor stays open for as long as the medium, which outlives the borrow.
         (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
     }
@@ -194,7 +196,7 @@ impl Attach for CallbackAttach {
         let mut table = empty_medium_table();
         set_message("");
         // SAFETY: the table's author promises a function that takes these arguments on this thread; `table` is writable.
-        let code = unsafe { (self.0.attach)(self.0.user.get(), name.as_ptr(), fd, slot_count, slot_stride, &raw mut table) };
+        let code = Gate::new().call(|| unsafe { (self.0.attach)(self.0.user.get(), name.as_ptr(), fd, slot_count, slot_stride, &raw mut table) })?;
         if code != 0 {
             return Err(refused(&who, None, code));
         }

@@ -96,11 +96,12 @@ pub unsafe extern "C" fn lw_loader_connect(recipe: *const lw_recipe, options: *c
         // SAFETY: the caller promises NULL or options that begin with their size.
         let options = if options.is_null() { DEFAULTS } else { unsafe { arg::versioned(options, DEFAULTS) }? };
         let stop = Stop::default();
+        let gate = Gate::new();
         // SAFETY: the caller promises that what the options point to is readable during this call.
-        let connect = unsafe { connect_options(&options, &stop) }?;
+        let connect = unsafe { connect_options(&options, &stop, &gate) }?;
         let loader = NodeLoader::connect(connect, recipe)?;
         let opened = Opened::later(loader.opener());
-        let handle = lw_loader::hand_out(AnyLoader::Node(Box::new(loader)), opened, stop, Gate::new());
+        let handle = lw_loader::hand_out(AnyLoader::Node(Box::new(loader)), opened, stop, gate);
         // SAFETY: not NULL; the caller promises that it is writable.
         unsafe { out.write(handle) };
         Ok(())
@@ -109,13 +110,13 @@ pub unsafe extern "C" fn lw_loader_connect(recipe: *const lw_recipe, options: *c
 
 /// # Safety
 /// The options' name is NULL or NUL-terminated.
-unsafe fn connect_options(given: &lw_connect_options, stop: &Stop) -> Result<ConnectOptions> {
+unsafe fn connect_options(given: &lw_connect_options, stop: &Stop, gate: &Arc<Gate>) -> Result<ConnectOptions> {
     // SAFETY: the caller's promise.
     let name = unsafe { arg::c_string(given.name, "name") }?.unwrap_or(DEFAULT_NAME);
     if given.peers == 0 {
         return Err(Error::invalid("peers is 0; this peer is one of them"));
     }
-    let told = progress(given.progress, given.progress_user, stop.clone());
+    let told = progress(given.progress, given.progress_user, stop.clone(), gate);
     Ok(ConnectOptions {
         name: name.to_owned(),
         rank: given.rank,

@@ -6,6 +6,7 @@
 //! the others wait for it.
 
 use super::arg::{self, Sized_, User};
+use super::gate::Gate;
 use super::guard::{guard, guard_or};
 use super::home::Home;
 use super::status::lw_status;
@@ -38,9 +39,11 @@ pub struct lw_dataset_options {
     pub path_count: usize,
     /// "jsonl", "parquet" or "text"; NULL (the default): from each file's suffix, under `.gz` or `.zst`.
     pub format: *const c_char,
-    /// Field or column that holds the text; `a.b` names field `b` of object `a`. NULL (the default): "text".
+    /// Field or column that holds the text; `a.b` names field `b` of object `a`. NULL (the default): "text". Not with plain
+    /// text, which has no fields.
     pub text_field: *const c_char,
-    /// What a document of plain text is: "line", "paragraph" or "file". NULL (the default): "line".
+    /// What a document of plain text is: "line", "paragraph" or "file". NULL (the default): "line". Another one is an error where no
+    /// file is plain text.
     pub text_unit: *const c_char,
     /// What is done about documents and shards that cannot be read: "error", "skip" or "replace" (U+FFFD for what is
     /// not UTF-8; what that cannot mend is skipped). NULL (the default): "error".
@@ -166,13 +169,19 @@ impl lw_dataset {
     }
 }
 
-/// Passes on progress, and remembers that the work is to end.
-pub(super) fn progress(callback: lw_progress_fn, user: *mut c_void, stop: Stop) -> Option<impl Fn(&str, u64, u64) + Send + Sync + 'static> {
-    let (callback, user) = (callback?, User { user, drop: None });
+/// Passes on progress, through a gate, and remembers that the work is to end.
+pub(super) fn progress(
+    callback: lw_progress_fn,
+    user: *mut c_void,
+    stop: Stop,
+    gate: &Arc<Gate>,
+) -> Option<impl Fn(&str, u64, u64) + Send + Sync + 'static> {
+    let (callback, user, gate) = (callback?, User { user, drop: None }, Arc::clone(gate));
     Some(move |what: &str, done: u64, total: u64| {
         let what = CString::new(what.replace('\0', "\u{fffd}")).unwrap_or_default();
         // SAFETY: whoever set the callback promised a function that may be called on any thread with this `user`; the string outlives the call.
-        if unsafe { callback(user.get(), what.as_ptr(), done, total) } != 0 {
+        let answer = gate.call(|| unsafe { callback(user.get(), what.as_ptr(), done, total) });
+        if answer.is_err() || answer.is_ok_and(|code| code != 0) {
             stop.set();
         }
     })
@@ -241,7 +250,7 @@ unsafe fn open_options(given: &lw_dataset_options) -> Result<OpenOptions> {
     // SAFETY: the caller's promise.
     let cache_dir = unsafe { arg::c_string(given.cache_dir, "cache_dir") }?.map(PathBuf::from);
     let stop = Stop::default();
-    let told = progress(given.progress, given.progress_user, stop.clone());
+    let told = progress(given.progress, given.progress_user, stop.clone(), &Gate::new());
     Ok(OpenOptions {
         cache_dir,
         threads: usize::try_from(given.threads).unwrap_or(usize::MAX),

@@ -113,8 +113,9 @@ impl Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        if *self.kept.get_mut() && !self.gate.is_shut() {
-            self.user.drop = self.drop;
+        if let (true, Some(drop)) = (*self.kept.get_mut(), self.drop) {
+            // SAFETY: the caller gave `drop` for `user`, to be called once when nobody calls the functions any more; this is the last owner.
+            let _ = self.gate.call(|| unsafe { drop(self.user.get()) });
         }
     }
 }

@@ -1,11 +1,12 @@
-//! Who is inside of the functions that a user gave a loader, so that it can be closed from one of them: a garbage collector runs on
-//! whichever thread it is called, also inside of a function of the very loader that it has found to be garbage.
+//! Who is inside of functions that a user gave to the library: so that a loader can be closed from one of its own (a garbage collector runs
+//! on whichever thread it is called), and so that a host that ends before its process, an interpreter say, ends without a thread in its code.
 
 use crate::base::{Error, Result, Status};
+use crate::os::{clock, process};
 use std::cell::RefCell;
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 thread_local! {
@@ -13,13 +14,24 @@ thread_local! {
     static BEHIND: RefCell<Vec<(*const Gate, bool)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// What the functions of one loader are called through.
+/// No function at all is called any more.
+static ENDED: AtomicBool = AtomicBool::new(false);
+
+/// Calls that go on behind all gates together, below the number of forks before them: those of the parent's threads are not the child's.
+static CALLS: AtomicU64 = AtomicU64::new(0);
+
+const DEPTH: u32 = 32;
+
+/// What the functions of one handle are called through.
 #[derive(Default)]
 pub(super) struct Gate {
     /// Calls that go on, but for those of threads that have shut the gate.
     inside: AtomicUsize,
     shut: AtomicBool,
 }
+
+/// A look now and then is enough for whoever waits for a user's function.
+const PAUSE: Duration = Duration::from_micros(100);
 
 impl Gate {
     /// A gate that is open.
@@ -31,10 +43,13 @@ impl Gate {
     pub fn call<T>(&self, call: impl FnOnce() -> T) -> Result<T> {
         // Counted before it is asked: whoever shuts the gate sees this thread inside, or this thread sees the gate shut.
         let _inside = Inside::new(self);
-        match self.shut.load(Ordering::SeqCst) {
-            false => Ok(call()),
-            true => Err(Error::new(Status::Closed, "the loader was closed from one of its own functions")),
+        if self.shut.load(Ordering::SeqCst) {
+            return Err(Error::new(Status::Closed, "what it belongs to was closed"));
         }
+        if ENDED.load(Ordering::SeqCst) {
+            return Err(Error::new(Status::Closed, "no function is called any more: lw_callbacks_end was called"));
+        }
+        Ok(call())
     }
 
     /// Whether this thread is in one of the functions.
@@ -47,8 +62,8 @@ impl Gate {
         self.shut.load(Ordering::SeqCst)
     }
 
-    /// No function is called any more; waits until all other threads are out of them. Two that shut it at once do not wait for each other.
-    pub fn shut(&self) {
+    /// From now on no function is called; whether none is going on, but for those that this thread is in.
+    pub fn shut(&self) -> bool {
         self.shut.store(true, Ordering::SeqCst);
         let _ = BEHIND.try_with(|b| {
             for (_, counts) in b.borrow_mut().iter_mut().filter(|(gate, counts)| ptr::eq(*gate, self) && *counts) {
@@ -56,21 +71,33 @@ impl Gate {
                 self.inside.fetch_sub(1, Ordering::SeqCst);
             }
         });
-        while self.inside.load(Ordering::SeqCst) > 0 {
-            std::thread::sleep(Duration::from_micros(100));
+        self.inside.load(Ordering::SeqCst) == 0
+    }
+
+    /// Shuts it and waits until all other threads are out, or until `deadline`. Two that do so at once do not wait for each other.
+    pub fn clear(&self, deadline: i64) -> bool {
+        let mut clear = self.shut();
+        while !clear && clock::now() < deadline {
+            std::thread::sleep(PAUSE);
+            clear = self.inside.load(Ordering::SeqCst) == 0;
         }
+        clear
     }
 }
 
 /// One thread inside.
-struct Inside<'a>(&'a Gate);
+struct Inside<'a>(&'a Gate, u32);
 
 impl Inside<'_> {
     fn new(gate: &Gate) -> Inside<'_> {
         gate.inside.fetch_add(1, Ordering::SeqCst);
+        let depth = process::fork_depth();
+        let _ = CALLS.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |calls| {
+            Some(if (calls >> DEPTH) as u32 == depth { calls + 1 } else { u64::from(depth) << DEPTH | 1 })
+        });
         // A thread that is being torn down is nobody's to shut a gate.
         let _ = BEHIND.try_with(|b| b.borrow_mut().push((gate, true)));
-        Inside(gate)
+        Inside(gate, depth)
     }
 }
 
@@ -79,6 +106,27 @@ impl Drop for Inside<'_> {
         let counts = BEHIND.try_with(|b| b.borrow_mut().pop().is_none_or(|(_, counts)| counts)).unwrap_or(true);
         if counts {
             self.0.inside.fetch_sub(1, Ordering::SeqCst);
+        }
+        // Not where the function has forked: in the child the count begins anew.
+        if self.1 == process::fork_depth() {
+            CALLS.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// From now on no function is called, behind any gate; waits until `deadline` for other threads to be out of all.
+pub(super) fn end(deadline: i64) -> Result<()> {
+    ENDED.store(true, Ordering::SeqCst);
+    let own = BEHIND.try_with(|b| b.borrow().len() as u64).unwrap_or(0);
+    loop {
+        let calls = CALLS.load(Ordering::SeqCst);
+        let here = if (calls >> DEPTH) as u32 == process::fork_depth() { calls & u64::from(u32::MAX) } else { 0 };
+        match here.saturating_sub(own) {
+            0 => return Ok(()),
+            left if clock::now() >= deadline => {
+                return Err(Error::new(Status::Timeout, format!("{left} functions that were given to the library still run")));
+            }
+            _ => std::thread::sleep(PAUSE),
         }
     }
 }
@@ -107,7 +155,7 @@ mod tests {
             gate.call(|| {
                 gate.call(|| {
                     assert!(gate.is_inside());
-                    gate.shut();
+                    gate.clear(i64::MAX);
                     assert!(out.load(Ordering::SeqCst));
                 })
             })
@@ -127,7 +175,7 @@ mod tests {
                 scope.spawn(|| {
                     gate.call(|| {
                         both.wait();
-                        gate.shut();
+                        gate.clear(i64::MAX);
                         both.wait();
                     })
                 });

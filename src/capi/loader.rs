@@ -25,7 +25,7 @@ use std::ffi::{c_char, c_void};
 use std::path::PathBuf;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// In `threads`: one a processor.
@@ -117,12 +117,14 @@ pub struct lw_loader {
     /// Held by whoever waits for the loader, so that nobody overtakes.
     turn: Mutex<()>,
     /// `None` once closed.
-    loader: Mutex<Option<AnyLoader>>,
+    loader: Arc<Mutex<Option<AnyLoader>>>,
     recipe: lw_recipe,
     schedule: BatchSchedule,
     opened: Arc<Opened>,
     stop: Stop,
     closed: AtomicBool,
+    /// Nobody is to be waited for.
+    abandoned: AtomicBool,
     batches: AtomicU64,
     waited_ns: AtomicU64,
     home: Home,
@@ -176,18 +178,22 @@ impl lw_loader {
         self.closed.store(true, Ordering::Relaxed);
         if self.gate.is_inside() {
             // Not to be waited for are this thread, and whoever waits for what it holds: a lane, or the loader.
-            self.gate.shut();
-            let closed = match self.loader.try_lock() {
-                Ok(mut loader) => loader.take(),
-                Err(TryLockError::Poisoned(loader)) => loader.into_inner().take(),
-                Err(TryLockError::WouldBlock) => None,
-            };
-            return drop(closed);
+            self.gate.clear(clock::NEVER);
+            return self.drop_behind();
         }
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let closed = self.loader.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(turn);
         drop(closed);
+    }
+
+    /// Closes it without waiting for any function.
+    fn drop_behind(&self) {
+        if self.home.is_here() {
+            self.closed.store(true, Ordering::Relaxed);
+            self.stop.set();
+            drop_behind(&self.gate, &self.loader);
+        }
     }
 
     fn stats(&self) -> Result<String> {
@@ -204,15 +210,32 @@ impl lw_loader {
             opened: Arc::new(opened),
             schedule: loader.schedule().clone(),
             turn: Mutex::default(),
-            loader: Mutex::new(Some(loader)),
+            loader: Arc::new(Mutex::new(Some(loader))),
             stop,
             closed: AtomicBool::new(false),
+            abandoned: AtomicBool::new(false),
             batches: AtomicU64::new(0),
             waited_ns: AtomicU64::new(0),
             home: Home::here(),
             gate,
         }))
     }
+}
+
+/// Shuts the gate and drops what is behind it: here if that waits for nobody, else on a thread of its own, when the last function has returned.
+pub(super) fn drop_behind<T: Send + 'static>(gate: &Gate, place: &Arc<Mutex<Option<T>>>) {
+    let clear = gate.shut();
+    if let (true, false, Ok(mut held)) = (clear, gate.is_inside(), place.try_lock()) {
+        let dropped = held.take();
+        drop(held);
+        return drop(dropped);
+    }
+    let place = Arc::clone(place);
+    // Where there can be no thread it stays, unused.
+    let _ = std::thread::Builder::new().name("lw-drop".into()).spawn(move || {
+        let dropped = place.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(dropped);
+    });
 }
 
 /// A loader whose turn it is.
@@ -273,9 +296,9 @@ pub(super) struct Given {
 pub(super) unsafe fn open_options(options: *const lw_loader_options, stop: &Stop) -> Result<Given> {
     // SAFETY: the caller's promise.
     let options = if options.is_null() { DEFAULTS } else { unsafe { arg::versioned(options, DEFAULTS) }? };
-    // SAFETY: the caller's promise.
-    let tuning = unsafe { loader_options(&options, stop) }?;
     let gate = Gate::new();
+    // SAFETY: the caller's promise.
+    let tuning = unsafe { loader_options(&options, stop, &gate) }?;
     // SAFETY: the caller's promise.
     let functions = unsafe { functions(arg::slice(options.functions, options.function_count, "functions")?, &gate) }?;
     // SAFETY: the caller's promise.
@@ -285,10 +308,10 @@ pub(super) unsafe fn open_options(options: *const lw_loader_options, stop: &Stop
 
 /// # Safety
 /// The options' strings are NULL or readable.
-pub(super) unsafe fn loader_options(given: &lw_loader_options, stop: &Stop) -> Result<Options> {
+pub(super) unsafe fn loader_options(given: &lw_loader_options, stop: &Stop, gate: &Arc<Gate>) -> Result<Options> {
     // SAFETY: the caller's promise.
     let cache_dir = unsafe { arg::c_string(given.cache_dir, "cache_dir") }?.map(PathBuf::from);
-    let told = progress(given.progress, given.progress_user, stop.clone());
+    let told = progress(given.progress, given.progress_user, stop.clone(), gate);
     let threads = if given.threads == LW_THREADS_ALL { Options::default().threads } else { given.threads as usize };
     Ok(Options {
         rank: given.rank,
@@ -464,7 +487,7 @@ pub unsafe extern "C" fn lw_loader_explain(loader: *const lw_loader, buffer: *mu
 /// delivered and `waited_ns` for them, `bytes_read` for documents, `tokenizer` (the engine in use, and why). Since it
 /// was opened, loaded or moved, over the rank's lanes, what was made ahead included: `documents`, `tokens`, `rows`,
 /// `epoch` (the lowest), `truncated_tokens`, and documents left out: `empty`, `filtered`, `skipped`, `dropped` (of
-/// `dropped_tokens`); of a stream that ends, those behind a lane's last row are not come to, and not counted. `generate`: what `lw_student_stats`
+/// `dropped_tokens`); of a stream that ends, those behind a lane's last row are counted with the call that tells the end (LW_END). `generate`: what `lw_student_stats`
 /// says of the student that asks the teachers, or null. `*len` becomes its length without the NUL; `capacity` 0 only asks for it. They may grow between
 /// two calls.
 #[must_use]
@@ -514,7 +537,7 @@ pub unsafe extern "C" fn lw_loader_cancel(loader: *const lw_loader) {
 
 /// Ends the loader's threads. Waits end, and later ones return, with `LW_CLOSED`. Batches stay readable. Closing twice
 /// is allowed, and NULL. Also in one of the loader's own functions: from then on none of them is called, not even an
-/// operator's `close` or a `drop`; the others have returned, and this one's thread ends behind it.
+/// operator's `close` or a `drop`; the others have returned, and the threads end when this one has.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_loader_close(loader: *const lw_loader) {
     // SAFETY: the caller promises NULL or a valid handle.
@@ -523,8 +546,38 @@ pub unsafe extern "C" fn lw_loader_close(loader: *const lw_loader) {
     }
 }
 
-/// Closes the loader and frees the handle; NULL is allowed. Not while another thread uses it. Batches, and DLPack
-/// tensors of them, stay valid.
+/// As `lw_loader_close`, but waits for nobody, so that a finalizer may call it, on any thread and whatever lock it holds: from now on none of the loader's
+/// functions is called, not even an operator's `close` or a `drop`; those that run go on to their end, which `lw_loader_join` waits for, and the
+/// loader's threads end behind them.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_loader_abandon(loader: *const lw_loader) {
+    // SAFETY: the caller promises NULL or a valid handle.
+    if let Some(loader) = unsafe { loader.as_ref() } {
+        guard_or((), || {
+            loader.abandoned.store(true, Ordering::Relaxed);
+            loader.drop_behind();
+        });
+    }
+}
+
+/// After `lw_loader_abandon`: waits until `deadline` for the loader's functions to return, but for those that the calling thread is in. `LW_TIMEOUT`: some
+/// still run, call again.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_loader_join(loader: *const lw_loader, deadline: i64) -> lw_status {
+    guard(|| {
+        // SAFETY: the caller promises a valid handle.
+        let loader = unsafe { arg::object(loader, "loader") }?;
+        loader.home.check("loader")?;
+        match loader.gate.clear(deadline) {
+            true => Ok(()),
+            false => Err(Error::new(Status::Timeout, "functions of the loader still run")),
+        }
+    })
+}
+
+/// Closes the loader and frees the handle; NULL is allowed. Not while another thread uses it. Waits for nobody if the loader was abandoned. Batches, and
+/// DLPack tensors of them, stay valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_loader_free(loader: *mut lw_loader) {
     if !loader.is_null() {
@@ -532,7 +585,10 @@ pub unsafe extern "C" fn lw_loader_free(loader: *mut lw_loader) {
         let loader = unsafe { Box::from_raw(loader) };
         match loader.home.is_here() {
             true => guard_or((), || {
-                loader.close();
+                if !loader.abandoned.load(Ordering::Relaxed) {
+                    loader.close();
+                    loader.gate.clear(clock::NEVER);
+                }
                 drop(loader);
             }),
             // Its threads do not exist here, and one of them may have been changing what lies inside.

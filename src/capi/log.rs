@@ -2,6 +2,7 @@
 //! are shown.
 
 use super::arg::User;
+use super::gate::Gate;
 use super::guard::guard;
 use super::status::lw_status;
 use crate::base::log::{LogLevel, Sink, set_level, set_sink};
@@ -124,11 +125,12 @@ impl Courier {
 
 /// Hands on message after message until nobody can send any more.
 fn carry(callback: Callback, user: &User, messages: &Receiver<Message>, dropped: &AtomicU64) {
+    let gate = Gate::new();
     let call = |level: LogLevel, target: &str, text: &str| {
         let (target, text) = (c_text(target), c_text(text));
         // SAFETY: whoever set the callback promised a function that may be called on this thread, with this `user` until it is dropped; both
         // strings are NUL-terminated and outlive the call.
-        unsafe { callback(user.get(), level as i32, target.as_ptr(), text.as_ptr()) }
+        let _ = gate.call(|| unsafe { callback(user.get(), level as i32, target.as_ptr(), text.as_ptr()) });
     };
     for message in messages {
         call(message.level, &message.target, &message.text);

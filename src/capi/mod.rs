@@ -53,6 +53,8 @@ pub mod state;
 
 pub mod rows;
 
+pub mod callbacks;
+
 mod callback_medium;
 mod dlpack;
 mod gate;

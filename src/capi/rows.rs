@@ -7,7 +7,7 @@ use super::dataset::lw_dataset;
 use super::gate::Gate;
 use super::guard::{guard, guard_or};
 use super::home::Home;
-use super::loader::{lw_loader_options, open_options};
+use super::loader::{drop_behind, lw_loader_options, open_options};
 use super::opened::Opened;
 use super::recipe::lw_recipe;
 use super::status::lw_status;
@@ -18,6 +18,7 @@ use crate::os::clock;
 use crate::pipeline::{Meta, Model};
 use crate::plan::BatchSchedule;
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Names a row: a lane of the recipe, and the number of the row there in the order of delivery.
@@ -33,10 +34,12 @@ pub struct lw_ticket {
 /// Any row of a recipe. All functions but `lw_rows_free` may be called by any number of threads at once; they take turns.
 pub struct lw_rows {
     /// `None` once closed.
-    rows: Mutex<Option<Reader>>,
+    rows: Arc<Mutex<Option<Reader>>>,
     schedule: BatchSchedule,
     opened: Arc<Opened>,
     stop: Stop,
+    /// Nobody is to be waited for.
+    abandoned: AtomicBool,
     home: Home,
     gate: Arc<Gate>,
 }
@@ -53,6 +56,9 @@ impl lw_rows {
         if self.gate.is_inside() {
             return Err(Error::new(Status::Unsupported, "functions cannot ask for rows of the handle that calls them"));
         }
+        if self.gate.is_shut() {
+            return Err(Error::new(Status::Closed, "the rows were closed"));
+        }
         self.stop.check()?;
         let mut guard = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
         let reader = guard.as_mut().ok_or_else(|| Error::new(Status::Closed, "the rows were closed"))?;
@@ -66,16 +72,23 @@ impl lw_rows {
     }
 
     fn close(&self) {
+        if !self.home.is_here() {
+            return;
+        }
+        if self.gate.is_inside() {
+            // By this thread, in a call that is not over.
+            self.gate.clear(clock::NEVER);
+            return self.drop_behind();
+        }
+        let closed = self.rows.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(closed);
+    }
+
+    /// Closes them without waiting for any function.
+    fn drop_behind(&self) {
         if self.home.is_here() {
-            let closed = match self.gate.is_inside() {
-                // By this thread, in a call that is not over: `lw_rows_free` is left with it.
-                true => {
-                    self.gate.shut();
-                    self.rows.try_lock().ok().and_then(|mut rows| rows.take())
-                }
-                false => self.rows.lock().unwrap_or_else(PoisonError::into_inner).take(),
-            };
-            drop(closed);
+            self.stop.set();
+            drop_behind(&self.gate, &self.rows);
         }
     }
 }
@@ -116,8 +129,9 @@ pub unsafe extern "C" fn lw_rows_open(recipe: *const lw_recipe, options: *const 
         let handle = Box::new(lw_rows {
             opened: Arc::new(Opened::here(rows.loader().parts().clone())),
             schedule: rows.loader().schedule().clone(),
-            rows: Mutex::new(Some(Reader { rows, followed: None })),
+            rows: Arc::new(Mutex::new(Some(Reader { rows, followed: None }))),
             stop,
+            abandoned: AtomicBool::new(false),
             home: Home::here(),
             gate: given.gate,
         });
@@ -212,7 +226,20 @@ pub unsafe extern "C" fn lw_rows_close(rows: *const lw_rows) {
     }
 }
 
-/// Closes and frees the handle; NULL is allowed. Not while another thread uses it. Batches stay valid.
+/// As `lw_rows_close`, but waits for nobody, so that a finalizer may call it: none of the functions is called any more, and a call that is going on
+/// ends with `LW_CLOSED` or `LW_DATA` when the function that it is in has returned.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_rows_abandon(rows: *const lw_rows) {
+    // SAFETY: the caller promises NULL or a valid handle.
+    if let Some(rows) = unsafe { rows.as_ref() } {
+        guard_or((), || {
+            rows.abandoned.store(true, Ordering::Relaxed);
+            rows.drop_behind();
+        });
+    }
+}
+
+/// Closes and frees the handle; NULL is allowed. Not while another thread uses it. Waits for nobody if the rows were abandoned. Batches stay valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_rows_free(rows: *mut lw_rows) {
     if !rows.is_null() {
@@ -220,7 +247,10 @@ pub unsafe extern "C" fn lw_rows_free(rows: *mut lw_rows) {
         let rows = unsafe { Box::from_raw(rows) };
         match rows.home.is_here() {
             true => guard_or((), || {
-                rows.close();
+                if !rows.abandoned.load(Ordering::Relaxed) {
+                    rows.close();
+                    rows.gate.clear(clock::NEVER);
+                }
                 drop(rows);
             }),
             // Whoever held a lock at the fork is not here to open it.

@@ -104,10 +104,10 @@ pub unsafe extern "C" fn lw_server_start(recipe: *const lw_recipe, options: *con
         // SAFETY: the caller promises that what the options point to is readable during this call.
         let (mut server, tables) = unsafe { (server_options(&options)?, pipeline_options(&options)?) };
         let stop = Stop::default();
-        // SAFETY: as above.
-        server.loader = unsafe { loader_options(&tables, &stop) }?;
         // Nobody shuts it: a server's functions end with its threads.
         let gate = Gate::new();
+        // SAFETY: as above.
+        server.loader = unsafe { loader_options(&tables, &stop, &gate) }?;
         // SAFETY: as above; the functions can be called as their documentation says.
         let functions = unsafe { functions(arg::slice(tables.functions, tables.function_count, "functions")?, &gate) }?;
         // SAFETY: as above.

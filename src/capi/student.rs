@@ -353,6 +353,29 @@ pub unsafe extern "C" fn lw_student_release(student: *const lw_student, samples:
     })
 }
 
+/// A reference to a sample, together with whom it is to be given back to.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct lw_held {
+    /// The student.
+    pub student: *const lw_student,
+    /// The sample, as `lw_student_next` gave it.
+    pub sample: lw_sample,
+}
+
+/// Releases that one reference, as `lw_student_release` with a NULL `stream`, for finalizers, which are handed one pointer and can do nothing about an
+/// error: one that is not held any more is left alone. NULL is allowed. Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lw_held_release(held: *const lw_held) {
+    // SAFETY: the caller promises NULL or a pair that can be read; wherever it lies, this copies it.
+    let Some(held) = (!held.is_null()).then(|| unsafe { held.read_unaligned() }) else { return };
+    // SAFETY: the caller promises NULL or a valid handle.
+    if let Some(student) = unsafe { held.student.as_ref() } {
+        let released = || student.student.release_on(&[(held.sample.slot, held.sample.serial)], Stream(0));
+        let _ = guard_or(Ok(()), released);
+    }
+}
+
 /// Copies the first `len` bytes of a held sample to `out`, in host memory, wherever the sample lies; waits until they are there.
 #[must_use]
 #[unsafe(no_mangle)]

@@ -106,7 +106,12 @@ impl Dataset {
         if spec.text_field.split('.').any(str::is_empty) {
             return Err(Error::invalid(format!("text_field '{}' is not a name, nor names joined by dots", spec.text_field)));
         }
+        spec.check_effect()?;
         let files = resolve(spec)?;
+        if spec.text_unit != TextUnit::Line && files.iter().all(|f| f.format != Format::Text) {
+            let unit = spec.text_unit.name();
+            return Err(Error::invalid(format!("text_unit = \"{unit}\" is for plain text, and none of its files is that; leave it out")));
+        }
         let indexes = build::indexes(spec, &files, options)?;
         Ok(Dataset { inner: Arc::new(Inner::new(spec, options, files, indexes)?) })
     }

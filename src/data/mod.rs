@@ -167,6 +167,22 @@ impl DatasetSpec {
             on_error: ErrorPolicy::Error,
         }
     }
+
+    /// Refuses what is set and means nothing to files of the format that is given.
+    pub(crate) fn check_effect(&self) -> Result<()> {
+        let (unit, field) = (self.text_unit.name(), &self.text_field);
+        match self.format {
+            Some(format @ (Format::Jsonl | Format::Parquet)) if self.text_unit != TextUnit::Line => {
+                let one = if format == Format::Jsonl { "line" } else { "row" };
+                let why = format!("a document of {} is a {one}; leave it out", format.name());
+                Err(Error::invalid(format!("text_unit = \"{unit}\" is for plain text, and {why}")))
+            }
+            Some(Format::Text) if field != "text" => {
+                Err(Error::invalid(format!("text_field = \"{field}\" is for jsonl and parquet, and plain text has no fields; leave it out")))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// How far an opening dataset has come.

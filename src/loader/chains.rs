@@ -68,15 +68,23 @@ fn case(draw: &mut Draw) -> Case {
     let pack = &mut recipe.pack;
     pack.algorithm = draw.of(&[Algorithm::Wrap, Algorithm::Wrap, Algorithm::FirstFit, Algorithm::BestFit, Algorithm::BestFitWrap, Algorithm::None]);
     pack.long_documents = draw.of(&[None, None, Some(LongDocuments::Split), Some(LongDocuments::Truncate), Some(LongDocuments::Drop)]);
-    pack.homogeneity = draw.of(&[Homogeneity::None, Homogeneity::None, Homogeneity::Full]);
-    (pack.num_bins, pack.candidate_pool_size) = (1 + draw.below(8) as u32, 1 + draw.below(8) as u32);
-    pack.max_sequences_per_bin = draw.of(&[None, None, Some(2)]);
-    if matches!(pack.algorithm, Algorithm::FirstFit | Algorithm::BestFit) {
-        (pack.min_sequence_length, pack.flush_strategy) = (draw.of(&[1, 3]), draw.of(&[FlushStrategy::Fifo, FlushStrategy::Fullest]));
+    if pack.algorithm != Algorithm::None {
+        pack.homogeneity = draw.of(&[Homogeneity::None, Homogeneity::None, Homogeneity::Full]);
+        pack.max_sequences_per_bin = draw.of(&[None, None, Some(2)]);
+    }
+    match pack.algorithm {
+        Algorithm::FirstFit | Algorithm::BestFit => {
+            pack.num_bins = 1 + draw.below(8) as u32;
+            (pack.min_sequence_length, pack.flush_strategy) = (draw.of(&[1, 3]), draw.of(&[FlushStrategy::Fifo, FlushStrategy::Fullest]));
+        }
+        Algorithm::BestFitWrap => pack.candidate_pool_size = 1 + draw.below(8) as u32,
+        Algorithm::Wrap | Algorithm::None => {}
     }
     recipe.shuffle.documents = draw.of(&[Order::None, Order::Blocks, Order::Global]);
     recipe.shuffle.buffer_size = draw.of(&[0, 100, 200, 500]);
-    recipe.shuffle.seed = draw.of(&[None, Some(9)]);
+    if recipe.shuffle.buffer_size > 0 {
+        recipe.shuffle.seed = draw.of(&[None, Some(9)]);
+    }
     let (batch, lanes) = draw.of(&[(16, None), (16, Some(8)), (12, Some(4)), (3, None), (32, Some(16))]);
     recipe.batch.lanes = lanes;
     recipe.batch.global_batch = match draw.chance(20) {

@@ -71,7 +71,7 @@ pub(super) fn hashes(loaders: &mut [Loader], steps: u64) -> Vec<u64> {
     (0..steps).map(step).collect()
 }
 
-fn world(recipe: &Recipe, ranks: u32, change: impl Fn(&mut Options)) -> Vec<Loader> {
+pub(super) fn world(recipe: &Recipe, ranks: u32, change: impl Fn(&mut Options)) -> Vec<Loader> {
     let with = |rank| {
         let mut options = options(rank, ranks);
         change(&mut options);
@@ -93,12 +93,21 @@ pub(super) fn saved(loaders: &[Loader], json: bool) -> Checkpoint {
     })
 }
 
+/// An algorithm that holds few documents: `num_bins` and `candidate_pool_size` where it has them.
+pub(super) fn few(algorithm: Algorithm) -> (Algorithm, u32, u32) {
+    match algorithm {
+        Algorithm::FirstFit | Algorithm::BestFit => (algorithm, 4, 64),
+        Algorithm::BestFitWrap => (algorithm, 64, 6),
+        Algorithm::Wrap | Algorithm::None => (algorithm, 64, 64),
+    }
+}
+
 pub(super) fn recipes() -> Vec<Recipe> {
     let mut all = Vec::new();
-    for algorithm in [Algorithm::Wrap, Algorithm::FirstFit, Algorithm::BestFit, Algorithm::BestFitWrap] {
+    for algorithm in [Algorithm::Wrap, Algorithm::FirstFit, Algorithm::BestFit, Algorithm::BestFitWrap, Algorithm::None] {
         for (unit, order, buffer) in [(Unit::Samples, Order::Blocks, 160), (Unit::Tokens, Order::Global, 0), (Unit::Tokens, Order::None, 300)] {
             let mut r = recipe();
-            (r.pack.algorithm, r.pack.num_bins, r.pack.candidate_pool_size) = (algorithm, 4, 6);
+            (r.pack.algorithm, r.pack.num_bins, r.pack.candidate_pool_size) = few(algorithm);
             (r.mixture.unit, r.shuffle.documents, r.shuffle.buffer_size) = (unit, order, buffer);
             all.push(r);
         }
@@ -143,15 +152,16 @@ fn a_run_cut_anywhere_goes_on_with_any_number_of_ranks_as_if_it_had_not_been() {
 
 #[test]
 fn saving_at_every_step_changes_nothing_and_every_state_resumes() {
-    let recipe = &recipes()[0];
-    let expected = hashes(&mut world(recipe, 1, |_| ()), 40);
-    let mut loaders = world(recipe, 2, |o| (o.threads, o.prefetch) = (2, 3));
-    for step in 0..36 {
-        let checkpoint = saved(&loaders, false);
-        assert_eq!(hashes(&mut loaders, 1)[0], expected[step], "the stream with saves");
-        let mut resumed = world(recipe, 1, |_| ());
-        resumed[0].load(&checkpoint).unwrap();
-        assert_eq!(hashes(&mut resumed, 4), expected[step..step + 4], "resumed at {step}");
+    for (i, recipe) in recipes().iter().enumerate() {
+        let expected = hashes(&mut world(recipe, 1, |_| ()), 40);
+        let mut loaders = world(recipe, 2, |o| (o.threads, o.prefetch) = (2, [0, 1, 16][i % 3]));
+        for step in 0..36 {
+            let checkpoint = saved(&loaders, false);
+            assert_eq!(hashes(&mut loaders, 1)[0], expected[step], "the stream with saves");
+            let mut resumed = world(recipe, 1, |_| ());
+            resumed[0].load(&checkpoint).unwrap();
+            assert_eq!(hashes(&mut resumed, 4), expected[step..step + 4], "recipe {i}, resumed at {step}");
+        }
     }
 }
 
@@ -334,6 +344,12 @@ fn a_tail_is_dropped_once_for_the_whole_stream() {
     for ranks in [2, 4, 8] {
         assert_eq!(whole(&recipe, &[1003], ranks, |_, _| 5).0, expected);
     }
+    for threads in [1, 2, 7] {
+        let options = Options { threads, prefetch: 4, ..options(0, 1) };
+        let mut loader = Loader::assemble(parts(&recipe, &[1003], |_, _| 5), options).unwrap();
+        assert_eq!(hashes(std::slice::from_mut(&mut loader), 125), expected, "{threads} threads");
+        assert!(loader.next(None).unwrap().is_none());
+    }
 }
 
 #[test]
@@ -393,7 +409,7 @@ fn verify_proves_the_promise_and_finds_a_difference() {
     let mut wrong = verified.clone();
     wrong.runs[5].hashes[2] ^= 1;
     let (run, step) = wrong.first_difference().unwrap();
-    assert_eq!((run.name.as_str(), step), ("2 ranks, resumed from 1", 11));
+    assert_eq!((run.name().as_str(), step), ("2 ranks, resumed from 1", 11));
 }
 
 #[test]

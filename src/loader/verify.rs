@@ -19,12 +19,22 @@ pub struct VerifyOptions {
 /// The hashes of one run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifyRun {
-    /// `2 ranks` or `2 ranks, resumed from 1`.
-    pub name: String,
+    /// Ranks that it ran on.
+    pub ranks: u32,
+    /// The number of ranks whose checkpoint it went on from, unless it ran in one go.
+    pub resumed_from: Option<u32>,
     /// The step of the first hash.
     pub from: u64,
     /// Hash of each global batch.
     pub hashes: Vec<u64>,
+}
+
+impl VerifyRun {
+    /// `2 ranks` or `2 ranks, resumed from 1`.
+    pub fn name(&self) -> String {
+        let ranks = if self.ranks == 1 { "1 rank".to_string() } else { format!("{} ranks", self.ranks) };
+        self.resumed_from.map_or_else(|| ranks.clone(), |from| format!("{ranks}, resumed from {from}"))
+    }
 }
 
 /// All runs.
@@ -72,7 +82,7 @@ pub fn verify(parts: &Parts, options: &Options, verify: &VerifyOptions, progress
             hashes.push(world.step()?);
             step();
         }
-        runs.push(VerifyRun { name: named(*ranks), from: 0, hashes });
+        runs.push(VerifyRun { ranks: *ranks, resumed_from: None, from: 0, hashes });
     }
     if let Some(cut) = cut {
         for (i, ranks) in verify.ranks.iter().enumerate() {
@@ -84,14 +94,10 @@ pub fn verify(parts: &Parts, options: &Options, verify: &VerifyOptions, progress
                 hashes.push(world.step()?);
                 step();
             }
-            runs.push(VerifyRun { name: format!("{}, resumed from {}", named(*ranks), verify.ranks[from]), from: cut, hashes });
+            runs.push(VerifyRun { ranks: *ranks, resumed_from: Some(verify.ranks[from]), from: cut, hashes });
         }
     }
     Ok(Verified { runs })
-}
-
-fn named(ranks: u32) -> String {
-    if ranks == 1 { "1 rank".into() } else { format!("{ranks} ranks") }
 }
 
 /// All ranks of one run.

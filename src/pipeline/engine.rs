@@ -9,6 +9,7 @@ use super::lane::{Lane, LaneCounts, LaneRow, Progress, Seen};
 use super::run::{Ahead, LaneStart, RunPlan};
 use super::work::{Made, Request, Task, Work, Worker};
 use crate::base::{Error, Result, Status};
+use crate::os::process;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,8 +38,8 @@ impl Default for Tuning {
 pub struct Engine {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    /// The process that made it: a forked child has no such threads.
-    process: u32,
+    /// `process::fork_depth` where it was made: a forked child has no such threads. Asked for each row, so not by a system call.
+    home: u32,
 }
 
 struct Shared {
@@ -132,7 +133,7 @@ impl Engine {
             rows_ahead: tuning.rows_ahead,
             inline: tuning.threads == 0,
         });
-        let mut engine = Engine { shared: shared.clone(), threads: Vec::new(), process: std::process::id() };
+        let mut engine = Engine { shared: shared.clone(), threads: Vec::new(), home: process::fork_depth() };
         if shared.inline {
             lock(&shared.queue).workers = workers;
         } else {
@@ -220,20 +221,20 @@ impl Engine {
     }
 
     fn check_process(&self) -> Result<()> {
-        if self.process == std::process::id() {
+        if self.home == process::fork_depth() {
             return Ok(());
         }
         let hint = "open a new one here, or start workers by spawn";
         Err(Error::new(
             Status::Forked,
-            format!("this loader belongs to process {}, and its threads do not exist in a forked child; {hint}", self.process),
+            format!("this loader belongs to the parent of this forked process, and its threads do not exist here; {hint}"),
         ))
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        if self.process != std::process::id() {
+        if self.home != process::fork_depth() {
             // The threads, and whoever held a lock at the fork, are not here: touching either would hang.
             std::mem::take(&mut self.threads).into_iter().for_each(std::mem::forget);
             std::mem::forget(self.shared.clone());
@@ -242,11 +243,6 @@ impl Drop for Engine {
         self.shared.stop.store(true, Ordering::Relaxed);
         drop(lock(&self.shared.queue));
         self.shared.filled.notify_all();
-        // Dropped inside of a user's function, on a thread of the pool: that cannot be waited for, nor can threads that wait for the lane it holds.
-        let own = std::thread::current().id();
-        if self.threads.iter().any(|thread| thread.thread().id() == own) {
-            return;
-        }
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }

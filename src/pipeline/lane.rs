@@ -177,7 +177,14 @@ impl Lane {
         }
         loop {
             if self.rows.is_some_and(|rows| self.made >= rows) {
-                return Ok(Progress::Finished);
+                // What is left out behind the last row is met all the same, so that every document is counted.
+                if self.ended {
+                    return Ok(Progress::Finished);
+                }
+                if !self.turn(tasks)? {
+                    return Ok(Progress::Waiting);
+                }
+                continue;
             }
             if self.made >= wanted {
                 return Ok(Progress::Enough);

@@ -6,6 +6,7 @@ use super::*;
 use crate::base::mix;
 use crate::plan::Unit;
 use crate::recipe::{Algorithm, Exhausted, LongDocuments};
+use std::sync::OnceLock;
 
 /// Work that makes lengths only: `u32::MAX` is a document that a filter leaves out.
 struct Outline(fn(usize, u64) -> u32);
@@ -70,14 +71,29 @@ fn heavy(source: usize, document: u64) -> u32 {
     (400.0 * (1.2 * normal).exp()).clamp(1.0, 60_000.0) as u32
 }
 
+/// Lengths that people wrote: bytes of the paragraphs, and of the whole files, of this project's own sources.
+fn written(source: usize, document: u64) -> u32 {
+    static LENGTHS: OnceLock<[Vec<u32>; 2]> = OnceLock::new();
+    let lengths = &LENGTHS.get_or_init(|| {
+        let pattern = concat!(env!("CARGO_MANIFEST_DIR"), "/src/**/*.rs");
+        let mut texts: Vec<String> = glob::glob(pattern).unwrap().map(|path| std::fs::read_to_string(path.unwrap()).unwrap()).collect();
+        texts.sort();
+        let of = |parts: &mut dyn Iterator<Item = &str>| parts.map(|part| (part.len() as u32).clamp(1, 30_000)).collect();
+        [of(&mut texts.iter().flat_map(|text| text.split("\n\n"))), of(&mut texts.iter().map(String::as_str))]
+    })[source];
+    assert!(lengths.len() > 100 && lengths.iter().max().unwrap() > &(20 * lengths.iter().sum::<u32>().div_ceil(lengths.len() as u32) / 10));
+    lengths[(mix(document) % lengths.len() as u64) as usize]
+}
+
 #[test]
 fn by_tokens_rows_hold_each_sources_share_in_every_lane_and_in_all_together() {
     type Lens = fn(usize, u64) -> u32;
     let many: Vec<f64> = (0..31).map(|i| 1.0 / f64::from(1 + i)).collect();
-    let cases: [(&str, &[f64], &[u64], Lens, f64); 7] = [
+    let cases: [(&str, &[f64], &[u64], Lens, f64); 8] = [
         ("all but 512 of 4000 tokens cut off", &[0.5, 0.5], &[9000, 2000], |s, _| [400, 4000][s], 512.0),
         ("400 and 4000 tokens", &[0.5, 0.5], &[9000, 2000], |s, _| [400, 4000][s], 4000.0),
         ("heavy tails", &[0.5, 0.5], &[9000, 2000], heavy, 60_000.0),
+        ("paragraphs and files that people wrote", &[0.5, 0.5], &[9000, 2000], written, 30_000.0),
         ("nine of ten filtered", &[0.5, 0.5], &[9000, 2000], sparse, 900.0),
         ("0.999 and 0.001", &[0.999, 0.001], &[9000, 2000], |s, _| [400, 4000][s], 4000.0),
         ("ten documents, more than 37 times", &[0.98, 0.02], &[9000, 10], |_, d| 300 + (d % 10) as u32 * 20, 480.0),

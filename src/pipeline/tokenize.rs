@@ -21,9 +21,10 @@ use doubt::Doubtful;
 use engines::{Fast, Ids, Scratch, Slow};
 use file::{Roles, TokenizerFile};
 use probe::Verdict;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use twox_hash::XxHash3_64;
 
 /// How a tokenizer is to be used.
@@ -97,12 +98,20 @@ impl Tokenizer {
         let fingerprint = XxHash3_64::oneshot(&bytes);
         let json = String::from_utf8(bytes).map_err(|_| Error::new(Status::Data, "it is not UTF-8"))?;
         let file = TokenizerFile::parse(&json)?;
-        if file.truncation.is_some() || file.padding.is_some() {
-            tracing::info!("{}: the truncation and padding that it ships are not applied; packing decides about lengths", path.display());
+        let shipped = match (file.truncation.is_some(), file.padding.is_some()) {
+            (true, true) => Some("truncation and padding"),
+            (true, false) => Some("truncation"),
+            (false, true) => Some("padding"),
+            (false, false) => None,
+        };
+        if let Some(shipped) = shipped.filter(|shipped| is_first(fingerprint, shipped)) {
+            tracing::info!("{}: it ships {shipped}, not applied here: packing decides about lengths", path.display());
         }
         let roles = Roles::of(&file, path, options)?;
         let (mut ids, engine, doubtful) = choose(&json, &file, fingerprint, options)?;
-        if let Engine::Reference(why) = &engine {
+        if let Engine::Reference(why) = &engine
+            && is_first(fingerprint, why)
+        {
             tracing::warn!("{}: the reference engine is used, which is slower: {why}", path.display());
         }
         ids.parse_special(options.parse_special);
@@ -263,6 +272,12 @@ impl Inner {
         }
         Ok(())
     }
+}
+
+/// Whether this process has not said that of a file before: loaders of several ranks, or opened again and again, would repeat it.
+fn is_first(fingerprint: u64, what: &str) -> bool {
+    static SAID: Mutex<BTreeSet<(u64, String)>> = Mutex::new(BTreeSet::new());
+    SAID.lock().unwrap_or_else(PoisonError::into_inner).insert((fingerprint, what.to_string()))
 }
 
 /// Loads what is needed: with a verdict at hand, one engine only.

@@ -77,7 +77,7 @@ fn dataset(mut t: Table<'_>, located: &dyn Fn(&str) -> String) -> Result<Dataset
     }
     if let Some(v) = t.get("epochs") {
         dataset.epochs = v.u64()?;
-        if dataset.exhausted == Exhausted::Repeat {
+        if dataset.exhausted == Exhausted::Repeat && dataset.epochs != 1 {
             return Err(v.wrong("no value, since this dataset repeats; set exhausted = \"stop\" or \"redistribute\" to end it"));
         }
     }

@@ -34,7 +34,7 @@ eos_token = "</s>"
 [pack]
 max_length = 2048
 algorithm = "best_fit_wrap"
-num_bins = 32
+num_bins = 64
 candidate_pool_size = 16
 max_sequences_per_bin = 9
 pad_token_id = 7
@@ -45,7 +45,7 @@ labels_across_documents = true
 
 [shuffle]
 documents = "global"
-buffer_size = 0
+buffer_size = 9
 seed = 7
 
 [batch]
@@ -96,17 +96,66 @@ fn a_tokenizers_hub_id_stays_as_it_is_unless_such_a_file_lies_beside_the_recipe(
     assert_eq!(path("/abs/gpt2", base), "/abs/gpt2");
 }
 
+/// `SMALL` with other keys of `[pack]`.
+fn packed(keys: &str) -> Result<Recipe> {
+    Recipe::parse(&SMALL.replace("max_length = 8\n", &format!("max_length = 8\n{keys}")), None)
+}
+
 #[test]
 fn what_only_some_packers_have_is_refused_with_the_others() {
-    let parse = |keys: &str| Recipe::parse(&SMALL.replace("max_length = 8\n", &format!("max_length = 8\n{keys}")), None);
-    let fits = "algorithm = \"first_fit\"\nmin_sequence_length = 3\nflush_strategy = \"fullest\"\n";
-    let r = parse(fits).unwrap();
-    assert_eq!(Recipe::parse(&r.to_toml(), None).unwrap().fields(), r.fields());
-    assert!(parse(&fits.replace("first_fit", "wrap")).unwrap_err().message.contains("pack.min_sequence_length belongs to first_fit"));
-    assert!(parse("flush_strategy = \"fullest\"\n").unwrap_err().message.contains("pack.flush_strategy"));
-    assert!(parse("max_sequences_per_bin = 0\n").unwrap_err().message.contains("max_sequences_per_bin is 0"));
-    assert!(parse("algorithm = \"best_fit\"\nmin_sequence_length = 9\n").unwrap_err().message.contains("from 1 to max_length"));
-    assert_eq!(parse("max_sequences_per_bin = 2\n").unwrap().fields().iter().filter(|(n, _)| n == "pack.max_sequences_per_bin").count(), 1);
+    let all = ["wrap", "first_fit", "best_fit", "best_fit_wrap", "none"];
+    let (fits, several) = (&["first_fit", "best_fit"][..], &["wrap", "first_fit", "best_fit", "best_fit_wrap"][..]);
+    for (key, default, having) in [
+        ("num_bins = 32", "num_bins = 64", fits),
+        ("min_sequence_length = 3", "min_sequence_length = 1", fits),
+        ("flush_strategy = \"fullest\"", "flush_strategy = \"fifo\"", fits),
+        ("candidate_pool_size = 32", "candidate_pool_size = 64", &["best_fit_wrap"][..]),
+        ("max_sequences_per_bin = 2", "", several),
+        ("homogeneity = \"full\"", "homogeneity = \"none\"", several),
+        ("labels_across_documents = true", "labels_across_documents = false", several),
+    ] {
+        let field = key.split(' ').next().unwrap();
+        for algorithm in all {
+            let with = |key: &str| packed(&format!("algorithm = \"{algorithm}\"\n{key}\n"));
+            with(default).unwrap_or_else(|e| panic!("{field} at its default with {algorithm}: {e}"));
+            match with(key) {
+                Ok(recipe) => {
+                    assert!(having.contains(&algorithm), "{key} with {algorithm}");
+                    assert_ne!(recipe.fields(), with(default).unwrap().fields(), "{key} is something else");
+                    assert_eq!(Recipe::parse(&recipe.to_toml(), None).unwrap().fields(), recipe.fields());
+                }
+                Err(e) => {
+                    assert!(!having.contains(&algorithm), "{key} with {algorithm}: {e}");
+                    let words = [&format!("pack.{field} belongs to"), &format!("not to {algorithm}; leave it out")];
+                    assert!(words.iter().all(|w| e.message.contains(*w)), "{e}");
+                }
+            }
+        }
+    }
+    assert!(packed("max_sequences_per_bin = 0\n").unwrap_err().message.contains("max_sequences_per_bin is 0"));
+    assert!(packed("algorithm = \"best_fit\"\nmin_sequence_length = 9\n").unwrap_err().message.contains("from 1 to max_length"));
+}
+
+#[test]
+fn an_option_that_the_others_leave_without_effect_is_refused_unless_it_is_the_default() {
+    for (from, without, fine) in [
+        ("paths = \"a.jsonl\"", "format = \"jsonl\"\ntext_unit = \"file\"", "format = \"jsonl\"\ntext_unit = \"line\""),
+        ("paths = \"a.jsonl\"", "format = \"parquet\"\ntext_unit = \"paragraph\"", "format = \"text\"\ntext_unit = \"paragraph\""),
+        ("paths = \"a.jsonl\"", "format = \"text\"\ntext_field = \"body\"", "format = \"text\"\ntext_field = \"text\""),
+        ("paths = \"a.jsonl\"", "epochs = 2", "epochs = 1"),
+        ("global_batch = 4", "[shuffle]\nbuffer_size = 0\nseed = 3", "[shuffle]\nbuffer_size = 0\nseed = 0"),
+        ("max_length = 8", "groups = { x = [\"a\"] }", "homogeneity = \"group\"\ngroups = { x = [\"a\"] }"),
+    ] {
+        let parse = |keys: &str| Recipe::parse(&SMALL.replace(from, &format!("{from}\n{keys}")), None);
+        parse(fine).unwrap_or_else(|e| panic!("{fine}: {e}"));
+        let e = parse(without).unwrap_err().message;
+        let field = without.split(&['\n', ' '][..]).rfind(|w| ["text_unit", "text_field", "epochs", "seed", "groups"].contains(w)).unwrap();
+        assert!(e.contains(field) && ["leave it out", "expected no value", "needs"].iter().any(|hint| e.contains(hint)), "{e}");
+    }
+    // In code as well as in a file.
+    let mut recipe = Recipe::parse(SMALL, None).unwrap();
+    recipe.datasets[0].epochs = 2;
+    assert!(recipe.check().unwrap_err().message.contains("dataset 'a': epochs is 2, and it repeats for ever"));
 }
 
 #[test]
@@ -214,9 +263,8 @@ fn a_change_of_any_option_differs_in_the_field_of_its_name() {
         ("seed = 42", "seed = 43", "seed"),
         ("functions = [\"clean 2\"]", "functions = [\"clean 3\"]", "functions"),
         ("wiki", "wikis", "datasets"),
-        ("format = \"jsonl\"", "format = \"text\"", "dataset.wiki.format"),
+        ("format = \"jsonl\"", "format = \"parquet\"", "dataset.wiki.format"),
         ("text_field = \"body.text\"", "text_field = \"body\"", "dataset.wiki.text_field"),
-        ("text_unit = \"line\"", "text_unit = \"file\"", "dataset.wiki.text_unit"),
         ("on_error = \"skip\"", "on_error = \"replace\"", "dataset.wiki.on_error"),
         ("weight = 0.25", "weight = 0.5", "dataset.wiki.weight"),
         ("exhausted = \"stop\"", "exhausted = \"redistribute\"", "dataset.wiki.exhausted"),
@@ -229,7 +277,7 @@ fn a_change_of_any_option_differs_in_the_field_of_its_name() {
         ("eos_token = \"</s>\"", "eos_token = \"</s>\"\nbos_token = \"<b>\"", "tokenizer.bos_token"),
         ("eos_token = \"</s>\"", "eos_token = \"</s>\"\npad_token = \"<p>\"", "tokenizer.pad_token"),
         ("max_length = 2048", "max_length = 2047", "pack.max_length"),
-        ("algorithm = \"best_fit_wrap\"", "algorithm = \"wrap\"", "pack.algorithm"),
+        ("algorithm = \"best_fit_wrap\"\nnum_bins = 64\ncandidate_pool_size = 16", "algorithm = \"wrap\"", "pack.algorithm"),
         ("candidate_pool_size = 16", "candidate_pool_size = 17", "pack.candidate_pool_size"),
         ("max_sequences_per_bin = 9", "max_sequences_per_bin = 8", "pack.max_sequences_per_bin"),
         ("max_sequences_per_bin = 9", "max_sequences_per_bin = 8", "pack.max_sequences_per_bin"),
@@ -239,7 +287,7 @@ fn a_change_of_any_option_differs_in_the_field_of_its_name() {
         ("long_documents = \"truncate\"", "long_documents = \"drop\"", "pack.long_documents"),
         ("labels_across_documents = true", "labels_across_documents = false", "pack.labels_across_documents"),
         ("documents = \"global\"", "documents = \"none\"", "shuffle.documents"),
-        ("buffer_size = 0", "buffer_size = 9", "shuffle.buffer_size"),
+        ("buffer_size = 9", "buffer_size = 8", "shuffle.buffer_size"),
         ("seed = 7", "seed = 8", "shuffle.seed"),
         ("[[0, 128], [1000, 256]]", "[[0, 128], [999, 256]]", "batch.global_batch"),
         ("lanes = 64", "lanes = 32", "batch.lanes"),
@@ -260,15 +308,21 @@ fn a_change_of_any_option_differs_in_the_field_of_its_name() {
         assert_ne!(base.fingerprint(), other.fingerprint());
     }
     // Bins are a field of those algorithms only that have them.
-    let fit = |bins: &str| Recipe::parse(&FULL.replace("best_fit_wrap", "best_fit").replace("num_bins = 32", bins), None).unwrap().fields();
+    let fit = FULL.replace("best_fit_wrap", "best_fit").replace("candidate_pool_size = 16\n", "");
+    let fit = |bins: &str| Recipe::parse(&fit.replace("num_bins = 64", bins), None).unwrap().fields();
     for (changed, field) in [
         ("num_bins = 33", "pack.num_bins"),
-        ("num_bins = 32\nmin_sequence_length = 3", "pack.min_sequence_length"),
-        ("num_bins = 32\nflush_strategy = \"fullest\"", "pack.flush_strategy"),
+        ("num_bins = 64\nmin_sequence_length = 3", "pack.min_sequence_length"),
+        ("num_bins = 64\nflush_strategy = \"fullest\"", "pack.flush_strategy"),
     ] {
-        assert_eq!(difference(&fit("num_bins = 32"), &fit(changed)).map(|d| d.0), Some(field));
+        assert_eq!(difference(&fit("num_bins = 64"), &fit(changed)).map(|d| d.0), Some(field));
     }
-    let mut fields: Vec<String> = base.fields().into_iter().map(|(name, _)| name).filter(|n| !n.starts_with("dataset.news")).collect();
+    // And units are of plain text.
+    let plain = FULL.replace("format = \"jsonl\"", "").replace("text_field = \"body.text\"", "");
+    let plain = |unit: &str| Recipe::parse(&plain.replace("text_unit = \"line\"", unit), None).unwrap().fields();
+    const UNIT: &str = "dataset.wiki.text_unit";
+    assert_eq!(difference(&plain("text_unit = \"line\""), &plain("text_unit = \"file\"")).map(|d| d.0), Some(UNIT));
+    let mut fields: Vec<String> = base.fields().into_iter().map(|(name, _)| name).filter(|n| !n.starts_with("dataset.news") && n != UNIT).collect();
     fields.retain(|name| !changes.iter().any(|(_, _, field)| field == name));
     assert!(fields.is_empty(), "no change of {fields:?} is tried");
 }

@@ -7,12 +7,14 @@ import contextlib
 import ctypes
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from . import _native, _structs
+from ._callbacks import borrow, lend
 
 
 @dataclass(frozen=True)
@@ -38,21 +40,41 @@ class Function:
             raise ValueError(f"function {self.name!r} has {'neither map nor filter' if self.map is None else 'both map and filter'}; give it one")
 
     def table(self) -> _structs.FunctionTable:
-        """As an ``lw_function_table``, which keeps the callbacks."""
+        """As an ``lw_function_table``, which keeps what is called."""
         table = _structs.FunctionTable()
         _native.lib().lw_function_table_init(ctypes.byref(table))
         table.name = self.name.encode()
         if self.map is not None:
-            table.map = _structs.Map(_mapping(self.map))
+            table.callee, table.map = _mapping(self.map), _map
         if self.filter is not None:
-            table.filter = _structs.Filter(_filtering(self.filter))
+            table.callee, table.filter = _filtering(self.filter), _filter
+        table.user = lend(table.callee)
         return table
+
+
+@_structs.Map
+def _map(user: int | None, text: int, length: int, out: int) -> int:
+    callee = borrow(user)
+    return gone() if callee is None else callee(text, length, out)
+
+
+@_structs.Filter
+def _filter(user: int | None, text: int, length: int) -> int:
+    callee = borrow(user)
+    return gone() if callee is None else callee(text, length)
+
+
+def gone() -> int:
+    """For a call that comes when its callee is garbage: it fails, and nobody asks why."""
+    text = b"it is gone, and its loader with it"
+    _native.lib().lw_set_last_error(text, len(text))
+    return -1
 
 
 def _mapping(function: Callable[[str], str]) -> Callable[..., int]:
     append = _native.lib().lw_text_append
 
-    def call(_user: int | None, text: int, length: int, out: int) -> int:
+    def call(text: int, length: int, out: int) -> int:
         return _called(lambda: put(function(ctypes.string_at(text, length).decode()), out))
 
     def put(made: Any, out: int) -> int:
@@ -66,7 +88,7 @@ def _mapping(function: Callable[[str], str]) -> Callable[..., int]:
 
 
 def _filtering(function: Callable[[str], Any]) -> Callable[..., int]:
-    def call(_user: int | None, text: int, length: int) -> int:
+    def call(text: int, length: int) -> int:
         return _called(lambda: 1 if function(ctypes.string_at(text, length).decode()) else 0)
 
     return call
@@ -117,21 +139,33 @@ def take_interrupt() -> KeyboardInterrupt | None:
     return interrupt
 
 
+def raise_interrupt() -> None:
+    """Raises the Ctrl-C that is still to be raised on this thread, if there is one: before a call, when nothing is lost by it."""
+    if (interrupt := take_interrupt()) is not None:
+        raise interrupt
+
+
 def raise_soon() -> None:
     """For a call whose result the caller must get, though a Ctrl-C came meanwhile: it comes again, when the caller has had time to look at the result, unless the
     next call raises it first."""
-    timer = threading.Timer(0.05, _again)
-    timer.daemon = True
-    timer.start()
+    # No threading.Thread, whose start waits, so that a second Ctrl-C would be raised there.
+    _thread.start_new_thread(_again, (list(_interrupts),))
 
 
-def _again() -> None:
-    try:
-        _interrupts.pop()
-    except IndexError:
-        return
-    _interrupts.clear()
-    _thread.interrupt_main()
+def come_again() -> None:
+    """Where a Ctrl-C was raised, and must not be: in a finalizer, out of which no exception finds its way, or at the end of a call whose result the caller must get."""
+    _interrupts.append(KeyboardInterrupt())
+    raise_soon()
+
+
+def _again(interrupts: list[KeyboardInterrupt]) -> None:
+    time.sleep(0.05)
+    for interrupt in interrupts:
+        try:
+            _interrupts.remove(interrupt)
+        except ValueError:  # raised in the meantime
+            continue
+        _thread.interrupt_main()
 
 
 @contextlib.contextmanager

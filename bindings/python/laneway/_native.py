@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import os
 import sys
 import threading
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _structs as s
+from ._owned import free_with
 from .errors import AbiMismatch, Status, from_status
 
 ABI_VERSION = 1
@@ -26,6 +28,10 @@ SLICE_NS = 100_000_000
 """Longest single wait inside the library: between two, Python handles its signals."""
 
 NEVER = 2**63 - 1
+
+_PATIENCE_NS = 2_000_000_000
+
+_log = logging.getLogger("laneway")
 
 monotonic_ns = time.monotonic_ns  # CLOCK_MONOTONIC: the clock of the library's deadlines
 
@@ -68,6 +74,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "lw_student_give": (_status, [_handle, c_char_p, c_size_t, c_size_t]),
     "lw_student_next": (_status, [_handle, c_int64, c_void_p, c_size_t, _len]),
     "lw_student_release": (_status, [_handle, c_void_p, c_size_t, c_void_p]),
+    "lw_held_release": (None, [_handle]),
     "lw_student_read": (_status, [_handle, c_void_p, c_void_p, c_size_t]),
     "lw_student_tensor": (_status, [_handle, c_void_p, c_size_t, POINTER(s.Tensor)]),
     "lw_student_dlpack": (_status, [_handle, c_void_p, c_size_t, _out]),
@@ -157,6 +164,10 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "lw_rows_close": (None, [_handle]),
     "lw_rows_free": (None, [_handle]),
     "lw_connect_options_init": (None, [POINTER(s.ConnectOptions)]),
+    "lw_loader_abandon": (None, [_handle]),
+    "lw_loader_join": (_status, [_handle, c_int64]),
+    "lw_rows_abandon": (None, [_handle]),
+    "lw_callbacks_end": (_status, [c_int64]),
     "lw_loader_connect": (_status, [_handle, POINTER(s.ConnectOptions), _out]),
     "lw_server_options_init": (None, [POINTER(s.ServerOptions)]),
     "lw_server_start": (_status, [_handle, POINTER(s.ServerOptions), _out]),
@@ -246,47 +257,52 @@ def error(status: int) -> Exception:
     return from_status(status, (lib().lw_last_error() or b"").decode("utf-8", "replace"))
 
 
-def interruptibly(ask: Callable[[int], int], timeout_s: float, undo: Callable[[int], None] | None = None) -> int:
+def owned(handle: int | None, free: Any) -> tuple[int, Any]:
+    """A handle that was opened, and what frees it when it dies (see :func:`~laneway._owned.free_with`)."""
+    assert handle is not None
+    return handle, free_with(free, handle)
+
+
+def interruptibly(ask: Callable[[int], Any], timeout_s: float) -> Any:
     """What ``ask(deadline)`` returns, which may take as long as the broker does.
 
-    It runs on a thread of its own, so that Ctrl-C is noticed at once; a result that comes after that is undone.
+    It runs on a thread of its own, so that Ctrl-C is noticed at once; a result that comes after that dies. So a handle is returned with what frees it: on that
+    thread nothing is interrupted, and there is no moment at which nobody has it.
     """
     deadline = monotonic_ns() + int(timeout_s * 1e9)
-    lock = threading.Lock()
     done = threading.Event()
-    abandoned = False
-    result: int | None = None
-    failure: BaseException | None = None
+    answer: list[Any] = []
+    failure: list[BaseException] = []
 
     def work() -> None:
-        nonlocal result, failure
+        nonlocal ask
         try:
-            answer = ask(deadline)
+            answer.append(ask(deadline))
         except BaseException as error:
-            failure = error
-        else:
-            with lock:
-                result = answer
-                late = abandoned
-            if late and undo is not None:
-                undo(answer)
-        done.set()
+            failure.append(error)
+        finally:
+            # The thread may outlive the wait a little, and the answer is not to live as long.
+            del ask
+            done.set()
 
     threading.Thread(target=work, name="laneway-ask", daemon=True).start()
-    try:
-        while not done.wait(SLICE_NS / 1e9):
-            pass
-    except BaseException:
-        with lock:
-            abandoned = True
-            early = result
-        if early is not None and undo is not None:
-            undo(early)
-        raise
-    if failure is not None:
-        raise failure
-    assert result is not None
-    return result
+    while not done.wait(SLICE_NS / 1e9):
+        pass
+    if failure:
+        raise failure.pop()
+    return answer.pop()
+
+
+def end_callbacks() -> None:
+    """At the interpreter's end: the library calls nothing any more, and what it called has returned when this does. A thread that came back into a finished
+    interpreter would take the process along."""
+    if not lib.cache_info().currsize:
+        return
+    told = monotonic_ns() + _PATIENCE_NS
+    while lib().lw_callbacks_end(monotonic_ns() + SLICE_NS) == Status.TIMEOUT:
+        if monotonic_ns() > told:
+            told = NEVER
+            _log.warning("at the interpreter's end: %s; waiting for them", (lib().lw_last_error() or b"").decode())
 
 
 def text(function: Any, *handles: Any) -> str:

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 
 from . import _native, _structs
-from ._functions import Function, interrupted, interrupts_wait, raise_soon, take_interrupt
+from ._callbacks import borrow, lend
+from ._functions import Function, come_again, interrupted, interrupts_wait, raise_interrupt, raise_soon, take_interrupt
 from ._operators import Operator
-from ._owned import close_with, free_with
+from ._owned import close_with
 from ._process import LOADERS, at_exit, forks
-from .batch import Batch, _Native
+from .batch import Arrival, Batch, _Native
 from .errors import Forked, Status, Timeout
 from .generate import GenerateOptions, rows_only
 from .recipe import Recipe
@@ -59,24 +60,22 @@ class OpenLoader:
     ) -> None:
         self.pid, self._forks = os.getpid(), forks()
         self._watch = _Watch(progress)
-        # What the library calls must live as long as it may call, and must not keep this object.
-        self._progress = _structs.Progress(self._watch.tell)
+        # What the library calls; it must not keep this object.
         self._tables = [f.table() for f in functions]
         self._operators = [o.table() for o in operators]
         self._lib = _native.lib()
         self._next = self._lib.lw_loader_next
         self._handle = 0
-        self._handle = self._patiently(lambda: self._make(recipe, rank, ranks, tuning))
-        self._owned = free_with(self._lib.lw_loader_free, self._handle)
-        close_with(self._lib.lw_loader_close, self._handle, self)
+        self._handle, self._owned = self._patiently(lambda: _native.owned(self._make(recipe, rank, ranks, tuning), self._lib.lw_loader_free))
+        close_with(self._lib.lw_loader_abandon, self._handle, self)
         self._info = json.loads(self.text("lw_loader_info"))
         self._counted = not self._info["finite"]
         self._firsts: list[np.ndarray] | None = None
-        at_exit(LOADERS, self, OpenLoader.close)
+        at_exit(LOADERS, self, OpenLoader.abandon)
 
     def _make(self, recipe: Recipe | None, rank: int, ranks: int, tuning: Tuning) -> int:
         assert recipe is not None
-        c = loader_options(tuning, self._tables, self._operators, self._progress)
+        c = loader_options(tuning, self._tables, self._operators, self._watch)
         c.rank, c.ranks, c.uneven, c.microbatch_size = rank, ranks, tuning.uneven, tuning.microbatch_size
         out = c_void_p()
         _native.check(self._lib.lw_loader_open(recipe._handle, ctypes.byref(c), ctypes.byref(out)))
@@ -88,24 +87,36 @@ class OpenLoader:
         """The loader's recipe."""
         return Recipe(_native.text(self._lib.lw_recipe_to_toml, self._lib.lw_loader_recipe(self._handle)))
 
-    def next(self, deadline: int = _native.NEVER) -> int | None:
-        """The next ``lw_batch``, whose reference the caller owns; None after the last."""
+    def next(self, as_torch: bool, deadline: int = _native.NEVER) -> Batch | None:
+        """The next batch; None after the last."""
+        raise_interrupt()
         if not self._counted:
             _ = self.steps  # which takes as long as it takes, and can be interrupted
-        out = c_void_p()
+        arrival = Arrival()
+        try:
+            return self._batch(arrival, as_torch) if self.wait(arrival, deadline) else None
+        except KeyboardInterrupt:
+            # Python raises it when the library's call returns: a batch that came with it is the caller's all the same, or nobody would get it.
+            if not arrival.out.value:
+                raise
+            come_again()
+            return self._batch(arrival, as_torch)
+
+    def wait(self, arrival: Arrival, deadline: int) -> bool:
+        """Whether there is another batch, which then lies there."""
+        out = ctypes.byref(arrival.out)
         while True:
             slice_end = _native.monotonic_ns() + _native.SLICE_NS
-            status = self._next(self._handle, slice_end if slice_end < deadline else deadline, ctypes.byref(out))
+            status = self._next(self._handle, slice_end if slice_end < deadline else deadline, out)
             if not status:  # Status.OK
-                return out.value
+                return arrival.out.value is not None
             if status != Status.INTERRUPTED and (status != Status.TIMEOUT or _native.monotonic_ns() >= deadline):
                 raise self._error(status)
 
-    def batch(self, handle: int, as_torch: bool) -> Batch:
-        """That batch, as Python sees it."""
+    def _batch(self, arrival: Arrival, as_torch: bool) -> Batch:
         if self._firsts is None:
             self._firsts = first_documents(self._lib.lw_loader_dataset, self._handle)
-        return Batch(_Native(handle), as_torch, self._firsts)
+        return Batch(_Native(arrival), as_torch, self._firsts)
 
     @property
     def dataset_names(self) -> list[str]:
@@ -178,10 +189,16 @@ class OpenLoader:
         return _sized_text(lambda b, n, length: self._lib.lw_loader_decode(self._handle, pointer, len(ids), b, n, length))
 
     def close(self) -> None:
-        """Ends its threads. May be called twice."""
+        """Ends its threads, and waits for the user's functions that run; a Ctrl-C ends the wait. May be called twice."""
+        self.abandon()
+        while self.pid == os.getpid() and self._lib.lw_loader_join(self._handle, _native.monotonic_ns() + _native.SLICE_NS) == Status.TIMEOUT:
+            pass
+
+    def abandon(self) -> None:
+        """As :meth:`close`, and waits for nobody."""
         self._watch.stopped = True
         if self.pid == os.getpid():
-            self._lib.lw_loader_close(self._handle)
+            self._lib.lw_loader_abandon(self._handle)
 
     def check_process(self) -> None:
         """A Forked error in a child of the process that opened it."""
@@ -190,11 +207,11 @@ class OpenLoader:
                 f"this loader was opened by process {self.pid}, and this is its forked child {os.getpid()}: make a Loader here, or fork before its first use"
             )
 
-    def _patiently(self, work: Callable[[], int]) -> int:
+    def _patiently(self, work: Callable[[], Any]) -> Any:
         """What ``work()`` returns, which may have to index or to count first; done on a thread of its own, so that Ctrl-C is noticed at once."""
         done = False
 
-        def ask(_deadline: int) -> int:
+        def ask(_deadline: int) -> Any:
             nonlocal done
             try:
                 return work()
@@ -203,7 +220,7 @@ class OpenLoader:
                 self._watch.stopped = False
 
         try:
-            return _native.interruptibly(ask, _FOR_EVER_S, undo=None if self._handle else self._lib.lw_loader_free)
+            return _native.interruptibly(ask, _FOR_EVER_S)
         except BaseException:
             if not done:
                 # It ends soon, but not before the user's functions that run now; later calls queue up behind it.
@@ -227,18 +244,20 @@ class OpenLoader:
 class InlineLoader(OpenLoader):
     """The same, of a loader without threads, in whose :meth:`next` the user's functions run, and a Ctrl-C ends them."""
 
-    def next(self, deadline: int = _native.NEVER) -> int | None:
+    def next(self, as_torch: bool, deadline: int = _native.NEVER) -> Batch | None:
         if not self._counted:
             _ = self.steps
         while not interrupted():
+            arrival = Arrival()
             try:
                 with interrupts_wait():
-                    handle = super().next(min(deadline, _native.monotonic_ns() + _native.SLICE_NS))
-                if handle is None and interrupted():
+                    there = self.wait(arrival, min(deadline, _native.monotonic_ns() + _native.SLICE_NS))
+                    batch = self._batch(arrival, as_torch) if there else None
+                if batch is None and interrupted():
                     break
                 if interrupted():
                     raise_soon()
-                return handle
+                return batch
             except Timeout:
                 if _native.monotonic_ns() >= deadline:
                     raise
@@ -253,7 +272,7 @@ class InlineLoader(OpenLoader):
         raise interrupt
 
 
-def loader_options(tuning: Tuning, functions: list[Any], operators: list[Any], progress: Any) -> _structs.LoaderOptions:
+def loader_options(tuning: Tuning, functions: list[Any], operators: list[Any], watch: _Watch) -> _structs.LoaderOptions:
     """What ``lw_loader_open`` and ``lw_server_start`` have in common; the tables must live as long as it."""
     c = _structs.LoaderOptions()
     _native.lib().lw_loader_options_init(ctypes.byref(c))
@@ -264,7 +283,7 @@ def loader_options(tuning: Tuning, functions: list[Any], operators: list[Any], p
     c.functions = (ctypes.POINTER(_structs.FunctionTable) * max(1, len(functions)))(*[ctypes.pointer(t) for t in functions])
     c.operators = (ctypes.POINTER(_structs.OperatorTable) * max(1, len(operators)))(*[ctypes.pointer(t) for t in operators])
     c.function_count, c.operator_count = len(functions), len(operators)
-    c.progress = progress
+    c.progress, c.progress_user = _told, watch.number
     if tuning.generate is not True:
         c.generate = ctypes.pointer(tuning.generate.to_c() if isinstance(tuning.generate, GenerateOptions) else rows_only())
     return c
@@ -301,7 +320,7 @@ class OpenNodeLoader(OpenLoader):
         self._lib.lw_connect_options_init(ctypes.byref(c))
         c.rank, c.ranks, c.uneven, c.microbatch_size = rank, ranks, tuning.uneven, tuning.microbatch_size
         c.name, c.peers, c.spin_us, c.patience_ms = tuning.name.encode(), tuning.peers, tuning.spin_us, int(tuning.patience_s * 1000)
-        c.progress = self._progress
+        c.progress, c.progress_user = _told, self._watch.number
         out = c_void_p()
         _native.check(self._lib.lw_loader_connect(None if recipe is None else recipe._handle, ctypes.byref(c), ctypes.byref(out)))
         assert out.value is not None
@@ -315,8 +334,9 @@ class _Watch:
         self.stopped = False
         self._told = _teller(progress)
         self._failure: BaseException | None = None
+        self.number = lend(self)
 
-    def tell(self, _user: int | None, what: bytes, done: int, total: int) -> int:
+    def tell(self, what: bytes, done: int, total: int) -> int:
         """Called by the library's threads; ends the work if it is no longer wanted."""
         if self.stopped:
             return 1
@@ -332,6 +352,12 @@ class _Watch:
         """What the user's function raised, once."""
         failure, self._failure = self._failure, None
         return failure
+
+
+@_structs.Progress
+def _told(user: int | None, what: bytes, done: int, total: int) -> int:
+    watch = borrow(user)
+    return 1 if watch is None else watch.tell(what, done, total)
 
 
 def _sized_text(write: Callable[[Any, int, Any], int]) -> str:

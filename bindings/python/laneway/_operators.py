@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from . import _native, _structs
-from ._functions import _failures
+from ._callbacks import borrow, lend
+from ._functions import _failures, gone
 from ._plain import decode, encode
 
 _TOKENS = "input_ids"
@@ -159,14 +160,13 @@ class Operator:
             raise ValueError(f"operator {self.name!r} has {'no save' if self.save is None else 'no load'}; give both, or neither")
 
     def table(self) -> _structs.OperatorTable:
-        """As an ``lw_operator_table``, which keeps the callbacks."""
+        """As an ``lw_operator_table``, which keeps what is called."""
         table = _structs.OperatorTable()
         _native.lib().lw_operator_table_init(ctypes.byref(table))
         table.name = self.name.encode()
-        calls = _Calls(self)
-        table.open, table.close = _structs.OperatorOpen(calls.open), _structs.OperatorClose(calls.close)
-        table.push, table.flush = _structs.OperatorPush(calls.push), _structs.OperatorFlush(calls.flush)
-        table.save, table.load = _structs.OperatorSave(calls.save), _structs.OperatorLoad(calls.load)
+        table.calls = calls = _Calls(self)
+        table.user = lend(calls)
+        table.open, table.close, table.push, table.flush, table.save, table.load = _OPEN, _CLOSE, _PUSH, _FLUSH, _SAVE, _LOAD
         return table
 
 
@@ -178,7 +178,7 @@ class _Calls:
         self._lanes: dict[int, _Lane] = {}
         self._next = 0
 
-    def open(self, _user: int | None, _lane: int, state: Any) -> int:
+    def open(self, _lane: int, state: Any) -> int:
         with _failures():
             lane = _Lane(self._operator)
             self._next = number = self._next + 1
@@ -187,33 +187,48 @@ class _Calls:
             return 0
         return -1
 
-    def close(self, _user: int | None, state: int) -> None:
+    def close(self, state: int) -> None:
         self._lanes.pop(state, None)
 
-    def push(self, _user: int | None, state: int, piece: Any, pieces: int) -> int:
+    def push(self, state: int, piece: Any, pieces: int) -> int:
         with _failures():
             self._lanes[state].push(piece.contents, pieces)
             return 0
         return -1
 
-    def flush(self, _user: int | None, state: int, pieces: int) -> int:
+    def flush(self, state: int, pieces: int) -> int:
         with _failures():
             self._lanes[state].flush(pieces)
             return 0
         return -1
 
-    def save(self, _user: int | None, state: int, pieces: int, data: Any, length: Any) -> int:
+    def save(self, state: int, pieces: int, data: Any, length: Any) -> int:
         with _failures():
             saved = self._lanes[state].save(pieces)
             data[0], length[0] = ctypes.cast(saved, ctypes.c_void_p).value, len(saved)
             return 0
         return -1
 
-    def load(self, _user: int | None, state: int, data: int, length: int, held: Any, count: int, _pieces: int) -> int:
+    def load(self, state: int, data: int, length: int, held: Any, count: int, _pieces: int) -> int:
         with _failures():
             self._lanes[state].load(ctypes.string_at(data, length), [held[i] for i in range(count)])
             return 0
         return -1
+
+
+def _of(name: str) -> Callable[..., int]:
+    """What calls that method of the :class:`_Calls` whose number is ``user``."""
+
+    def call(user: int | None, *args: Any) -> int:
+        calls = borrow(user)
+        return gone() if calls is None else getattr(calls, name)(*args)
+
+    return call
+
+
+_OPEN, _CLOSE = _structs.OperatorOpen(_of("open")), _structs.OperatorClose(_of("close"))
+_PUSH, _FLUSH = _structs.OperatorPush(_of("push")), _structs.OperatorFlush(_of("flush"))
+_SAVE, _LOAD = _structs.OperatorSave(_of("save")), _structs.OperatorLoad(_of("load"))
 
 
 class _Lane:

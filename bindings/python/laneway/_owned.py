@@ -10,6 +10,8 @@ the last: finalizers find it closed (``with Loader(…)`` in a generator that is
 
 from __future__ import annotations
 
+import ctypes
+import operator
 import os
 import weakref
 from typing import Any
@@ -32,11 +34,16 @@ os.register_at_fork(after_in_child=_kept.clear)
 
 def close_with(close: Any, handle: Any, owner: Any) -> None:
     """Calls ``close(handle)``, a function of the library that takes a handle alone, when ``owner`` dies, on whichever thread, or is found to be garbage; not at
-    the interpreter's end. The handle must live as long as the owner: :func:`free_with` frees it after that.
+    the interpreter's end. The handle must live as long as the owner (:func:`free_with` frees it after that), or else :func:`forget` comes first.
     """
     reference = _Call(owner, close)
     reference._as_parameter_ = handle
     _kept[id(owner)] = reference
+
+
+def forget(owner: Any) -> None:
+    """Takes back what :func:`close_with` was told of ``owner``, whose handle is not to live as long."""
+    _kept.pop(id(owner), None)
 
 
 def free_with(free: Any, handle: Any) -> Any:
@@ -48,3 +55,20 @@ def free_with(free: Any, handle: Any) -> Any:
     owned = np.empty(0, np.uint8)
     close_with(free, handle, owned)
     return owned
+
+
+class _Pointer:
+    """How a finalizer of :func:`finalizer` gets its argument."""
+
+    from_param = operator.attrgetter("_reference")
+
+
+_method = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(("PyInstanceMethod_New", ctypes.pythonapi))
+
+
+def finalizer(function: Any) -> Any:
+    """A ``__del__`` that calls ``function``, a ctypes function of its own, with the object's attribute ``_reference``: None, or bytes that the C function reads. For objects
+    of which there are many; what others of the same garbage hold may be finalized before.
+    """
+    function.restype, function.argtypes = None, [_Pointer]
+    return _method(function)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
+import signal
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from . import _native
 
 
 class ProcessLock:
@@ -71,7 +75,21 @@ def at_exit(order: int, obj: Any, ending: Callable[[Any], None]) -> None:
 
 @atexit.register
 def _end() -> None:
-    for objects in _endings:
-        for obj, ending in list(objects.items()):
-            with contextlib.suppress(Exception):
-                ending(obj)
+    steps = _steps()
+    while True:
+        try:
+            for step in steps:
+                with contextlib.suppress(Exception):
+                    step()
+            return
+        except KeyboardInterrupt:
+            # What was begun ends by itself. Whoever does not want to wait for that ends the process.
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _steps() -> Iterator[Callable[[], None]]:
+    # A list, not a generator, which an exception would end.
+    steps = [functools.partial(ending, obj) for objects in _endings for obj, ending in list(objects.items())]
+    # Twice, should a Ctrl-C end the first: this one must not be left out.
+    return iter([*steps, _native.end_callbacks, _native.end_callbacks])

@@ -8,6 +8,7 @@ import functools
 import json
 import logging
 import os
+import struct
 import weakref
 from collections.abc import Callable, Iterator
 from ctypes import c_size_t, c_uint64, c_void_p
@@ -16,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from . import _device, _dtypes, _native, _structs
+from . import _device, _dtypes, _native, _owned, _structs
 from ._endpoints import Endpoints
+from ._functions import _interrupts, come_again, raise_interrupt
 from ._medium_glue import Cuda, check_medium, open_medium
 from ._process import STUDENTS, at_exit, forks
 from .batch_config import BatchConfig
@@ -56,6 +58,12 @@ class Options:
 
 
 @functools.cache
+def finalizer() -> Any:
+    """The ``__del__`` of what has a reference to a sample, as the bytes of an ``lw_held`` in ``_reference``."""
+    return _owned.finalizer(_native.lib()["lw_held_release"])
+
+
+@functools.cache
 def _lease_type(nbytes: int) -> Any:
     """The class of leases for samples of that size: one reference to a slot, as a buffer of the sample's bytes.
 
@@ -64,13 +72,11 @@ def _lease_type(nbytes: int) -> Any:
     """
 
     class Lease(ctypes.c_ubyte * nbytes):  # type: ignore[misc]
-        __slots__ = ("owner", "raw")
+        __slots__ = ("_reference", "owner")
 
         owner: OpenStudent
-        raw: bytes
-
-        def __del__(self) -> None:
-            self.owner.release_quietly(self.raw)
+        _reference: bytes | None
+        __del__ = finalizer()
 
     return Lease
 
@@ -90,6 +96,7 @@ class DeviceLease:
         self._student, self._raw = student, raw
         self.stream: int | None = None
 
+    # In Python, since torch is asked for the stream: a Ctrl-C that comes in here is lost.
     def __del__(self) -> None:
         self._student.release_quietly(self._raw, self.stream)
 
@@ -105,8 +112,13 @@ class OpenStudent:
         self._cuda = options.medium == "cuda"
         self._device: int | None = None
         lib = _native.lib()
-        self._handle = _open(options, timeout_s)
-        self._next, self._release, self._free = lib.lw_student_next, lib.lw_student_release, lib.lw_student_free
+        # Who uses it, where that is one object: without it, it is closed.
+        self.user: weakref.ref[Any] | None = None
+        # Freed once no lease is left: each has this object.
+        self._handle, self._owned = _open(options, timeout_s)
+        # In front of the bytes of an lw_sample they make an lw_held.
+        self.head = struct.pack("@P", self._handle)
+        self._next, self._release = lib.lw_student_next, lib.lw_student_release
         self._places: list[tuple[Any, c_size_t, Any]] = []
         self._lease = _lease_type(self.config.nbytes())
         self._plans: dict[bool, list[tuple[Any, ...]]] = {}
@@ -127,6 +139,8 @@ class OpenStudent:
 
         Each is one reference, which the caller owns. ``deadline`` is absolute, on ``time.monotonic_ns``.
         """
+        if _interrupts:
+            raise_interrupt()
         n = min(n, _MOST_AT_ONCE)
         size = n * _SAMPLE_SIZE
         try:
@@ -136,27 +150,42 @@ class OpenStudent:
         if len(place[0]) < size:
             place = _place(size)
         buffer, count, count_ref = place
+        count.value = 0
         # Every microsecond here is one of each request: no enum, no system call, no second look at the clock unless there is need.
         end = _monotonic_ns() + _SLICE_NS
-        status = self._next(self._handle, end if end < deadline else deadline, buffer, n, count_ref)
-        if status and not self._wait(status, place, n, deadline):
-            raw = b""
-        else:
-            raw = buffer[: count.value * _SAMPLE_SIZE]
+        try:
+            status = self._next(self._handle, end if end < deadline else deadline, buffer, n, count_ref)
+            if status:
+                self._wait(status, place, n, deadline)
+        except KeyboardInterrupt:
+            # Python raises it when the call returns: what came with it is the caller's all the same.
+            if not count.value:
+                raise
+            come_again()
+        raw = buffer[: count.value * _SAMPLE_SIZE]
         self._places.append(place)
         return [raw[at : at + _SAMPLE_SIZE] for at in range(0, len(raw), _SAMPLE_SIZE)]
 
     def take_one(self, deadline: int) -> bytes | None:
         """The next sample, as :meth:`take` gives them, or None at the deadline."""
+        if _interrupts:
+            raise_interrupt()
         try:
             place = self._places.pop()
         except IndexError:
             place = _place(_SAMPLE_SIZE)
-        buffer, _, count_ref = place
+        buffer, count, count_ref = place
+        count.value = 0
         end = _monotonic_ns() + _SLICE_NS
-        status = self._next(self._handle, end if end < deadline else deadline, buffer, 1, count_ref)
-        raw = None if status and not self._wait(status, place, 1, deadline) else buffer[:_SAMPLE_SIZE]
-        self._places.append(place)
+        try:
+            status = self._next(self._handle, end if end < deadline else deadline, buffer, 1, count_ref)
+            raw = None if status and not self._wait(status, place, 1, deadline) else buffer[:_SAMPLE_SIZE]
+            self._places.append(place)
+        except KeyboardInterrupt:
+            if not count.value:
+                raise
+            come_again()
+            raw = buffer[:_SAMPLE_SIZE]
         return raw
 
     def _wait(self, status: int, place: tuple[Any, c_size_t, Any], n: int, deadline: int) -> bool:
@@ -175,7 +204,8 @@ class OpenStudent:
     def lease(self, raw: bytes, address: int) -> Any:
         """The sample's bytes as a buffer; it takes over the caller's reference."""
         lease = self._lease.from_address(address)
-        lease.owner, lease.raw = self, raw
+        lease.owner = self
+        lease._reference = self.head + raw
         return lease
 
     def is_on_device(self, raw: bytes) -> bool:
@@ -209,13 +239,17 @@ class OpenStudent:
             plan = self._plans[as_torch] = view_plan(self.config, as_torch)
         return make_views(plan, lease)
 
-    def release(self, raw: bytes, stream: int | None = None) -> None:
+    def release(self, raw: bytes, on_device: bool, stream: int | None) -> None:
         """Gives a sample's reference back. On a device, its slot is used again once what is queued on ``stream`` is done; None: on the current one."""
-        _native.check(self._release(self._handle, raw, 1, self._stream(raw) if stream is None else stream))
+        if on_device and stream is None:
+            stream = self._stream(raw)
+        status = self._release(self._handle, raw, 1, stream)
+        if status:
+            raise _native.error(status)
 
-    def release_quietly(self, raw: bytes, stream: int | None = None) -> None:
-        """As :meth:`release`, for destructors: in a forked child, which never had the reference, nothing happens."""
-        if self._cuda and stream is None and self._forks == forks():
+    def release_quietly(self, raw: bytes, stream: int | None) -> None:
+        """As :meth:`release`, for the finalizer of a sample on a device: in a forked child, which never had the reference, nothing happens."""
+        if stream is None and self._forks == forks():
             stream = self._stream(raw)
         self._release(self._handle, raw, 1, stream)
 
@@ -272,11 +306,6 @@ class OpenStudent:
         if self._forks != forks():
             raise Forked(f"this student was opened by process {self.pid}, and this is its forked child {os.getpid()}: open one here")
 
-    def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:
-        # Runs once no lease is left. The memory of a forked child's copy is the parent's business.
-        if getattr(self, "_free", None) is not None and self.pid == getpid():
-            self._free(self._handle)
-
 
 _open_students: weakref.WeakSet[OpenStudent] = weakref.WeakSet()
 
@@ -287,7 +316,8 @@ def find_open(group: str | None, endpoints: Endpoints) -> OpenStudent | None:
     for student in list(_open_students):
         options = student.options
         same_group = group in (options.group, student.registration["group"])
-        if student.pid == pid and same_group and options.endpoints.frontend == endpoints.frontend:
+        used = student.user is None or student.user() is not None
+        if student.pid == pid and used and same_group and options.endpoints.frontend == endpoints.frontend:
             return student
     return None
 
@@ -325,8 +355,8 @@ def c_layout(config: BatchConfig) -> Iterator[int]:
         lib.lw_layout_free(out)
 
 
-def _open(options: Options, timeout_s: float) -> int:
-    """The handle of a student that is registered."""
+def _open(options: Options, timeout_s: float) -> tuple[int, Any]:
+    """The handle of a student that is registered, and what frees it."""
     lib = _native.lib()
     c = _structs.StudentOptions()
     lib.lw_student_options_init(ctypes.byref(c))
@@ -340,7 +370,7 @@ def _open(options: Options, timeout_s: float) -> int:
     c.embedded_broker = options.embedded_broker
     c.spin_us = options.spin_us
 
-    def open_it(deadline: int) -> int:
+    def open_it(deadline: int) -> tuple[int, Any]:
         out = c_void_p()
         inputs = options.input_config
         with c_layout(options.batch_config) as layout, contextlib.nullcontext() if inputs is None else c_layout(inputs) as input_layout:
@@ -350,10 +380,9 @@ def _open(options: Options, timeout_s: float) -> int:
                 _native.check(lib.lw_student_open(ctypes.byref(c), deadline, ctypes.byref(out)))
             finally:
                 lib.lw_medium_free(medium)
-        assert out.value is not None
-        return out.value
+        return _native.owned(out.value, lib.lw_student_free)
 
-    return _native.interruptibly(open_it, timeout_s, undo=lib.lw_student_free)
+    return _native.interruptibly(open_it, timeout_s)
 
 
 def _slots(options: Options) -> int:

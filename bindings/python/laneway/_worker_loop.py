@@ -210,7 +210,8 @@ class WorkerLoop:
         # Before anybody can give it tasks: datasets may have to be indexed.
         self._rows = None if options.open_rows is None else options.open_rows()
         self._as_torch = options.fill_fn is not None and _dtypes.use_torch(options.framework)
-        self._handle: int | None = _open(options, timeout_s)
+        self._handle: int | None
+        self._handle, self._owned = _open(options, timeout_s)
         # Held while the handle is used outside the loop, so that it is not freed meanwhile; re-entrant for signal handlers.
         self._use = threading.RLock()
         self._model: tuple[bytes, bytes | None] | None = None
@@ -447,10 +448,9 @@ class WorkerLoop:
         if self.pid != os.getpid():
             return
         with self._use:
-            handle, self._handle = self._handle, None
+            self._handle = None
             self._views.clear()
-            if handle is not None:
-                _native.lib().lw_worker_free(handle)
+            self._owned = None  # which frees it
 
 
 def _shorten(text: bytes) -> bytes:
@@ -462,8 +462,8 @@ def _shorten(text: bytes) -> bytes:
     return text[:head] + gap + text[len(text) - (_MOST_TEXT - head - len(gap)) :]
 
 
-def _open(options: WorkerOptions, timeout_s: float) -> int:
-    """The handle of a worker that is registered."""
+def _open(options: WorkerOptions, timeout_s: float) -> tuple[int, Any]:
+    """The handle of a worker that is registered, and what frees it."""
     lib = _native.lib()
     c = _structs.WorkerOptions()
     lib.lw_worker_options_init(ctypes.byref(c))
@@ -473,7 +473,7 @@ def _open(options: WorkerOptions, timeout_s: float) -> int:
     c.device = options.device
     c.worker_id = -1 if options.worker_id is None else options.worker_id
 
-    def open_it(deadline: int) -> int:
+    def open_it(deadline: int) -> tuple[int, Any]:
         attach = AttachTables(options.mediums)
         c.attach, c.attach_count = attach.array, attach.count
         out = c_void_p()
@@ -484,7 +484,6 @@ def _open(options: WorkerOptions, timeout_s: float) -> int:
         except BaseException:
             attach.forget()
             raise
-        assert out.value is not None
-        return out.value
+        return _native.owned(out.value, lib.lw_worker_free)
 
-    return _native.interruptibly(open_it, timeout_s, undo=lib.lw_worker_free)
+    return _native.interruptibly(open_it, timeout_s)

@@ -265,14 +265,27 @@ def _dtypes_of(layout: int) -> dict[str, str]:
     }
 
 
+class Arrival:
+    """Where the library puts an ``lw_batch``; its reference is this object's from then on, so that there is no moment at which an exception would lose it."""
+
+    __slots__ = ("out", "owned")
+
+    def __init__(self) -> None:
+        self.out = c_void_p()
+        # What lies there when it dies.
+        self.owned = free_with(_native.lib().lw_batch_release, self.out)
+
+
 class _Native:
     """One reference to an ``lw_batch``."""
 
     __slots__ = ("handle", "info", "owned", "taught")
 
-    def __init__(self, handle: int) -> None:
+    def __init__(self, arrival: Arrival) -> None:
         lib = _native.lib()
-        self.handle, self.owned = handle, free_with(lib.lw_batch_release, handle)
+        handle = arrival.out.value
+        assert handle is not None
+        self.handle, self.owned = handle, arrival.owned
         info = _structs.BatchInfo()
         _native.check(lib.lw_batch_describe(handle, byref(info)))
         self.info: Sequence[int] = _INFO.unpack(info)

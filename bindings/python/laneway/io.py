@@ -106,7 +106,9 @@ class Dataset:
     def table(self, text_field: str | None = None) -> dict[str, Any]:
         """The recipe's table, without a weight."""
         paths = self.paths if self._shards is None else [str(self._written())]
-        return {"name": self.name, "paths": paths, "text_field": text_field, **self.keys}
+        # Plain text has no fields, whatever the payload of functions is called.
+        field = None if self.keys.get("format") == "text" else text_field
+        return {"name": self.name, "paths": paths, "text_field": field, **self.keys}
 
     def _written(self) -> Path:
         if self._folder is None or not self._folder.is_dir():

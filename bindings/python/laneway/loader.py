@@ -120,11 +120,10 @@ class Loader:
         return self
 
     def __next__(self) -> Batch:
-        opened = self._opened()
-        handle = opened.next()
-        if handle is None:
+        batch = self._opened().next(_dtypes.use_torch(self._framework))
+        if batch is None:
             raise StopIteration
-        return opened.batch(handle, _dtypes.use_torch(self._framework))
+        return batch
 
     def next(self, timeout_s: float | None = None) -> Batch | None:
         """The next batch, waited for up to ``timeout_s`` seconds; None after the last.
@@ -134,9 +133,7 @@ class Loader:
             DataError: a document, a file or a function failed, and the message names it. Every later call raises it again, until the
                 loader is moved or loaded.
         """
-        opened = self._opened()
-        handle = opened.next(_native.deadline(timeout_s))
-        return None if handle is None else opened.batch(handle, _dtypes.use_torch(self._framework))
+        return self._opened().next(_dtypes.use_torch(self._framework), _native.deadline(timeout_s))
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands after the last batch that was taken: ``meta``, the same on all ranks, and an entry for each of this rank's
@@ -221,7 +218,7 @@ class Loader:
     def stats(self) -> dict[str, Any]:
         """What was done: ``batches`` taken and ``waited_ns`` for them, ``bytes_read``, ``tokenizer`` (the engine, and why); over this rank's lanes,
         what was made ahead included: ``documents``, ``tokens``, ``rows``, ``epoch``, ``truncated_tokens``, and documents left out: ``empty``, ``filtered``,
-        ``skipped``, ``dropped`` (``dropped_tokens``); of a stream that ends, those behind a lane's last row are not come to, and not counted;
+        ``skipped``, ``dropped`` (``dropped_tokens``); of a stream that ends, those behind a lane's last row are counted when the end is told;
         ``generate``: what a :class:`~laneway.StudentClient`'s ``stats`` say of the student that asks the teachers, or None."""
         return json.loads(self._opened().text("lw_loader_stats"))  # type: ignore[no-any-return]
 

@@ -13,8 +13,8 @@ from ._dtypes import Framework
 from ._functions import Function, interrupts_wait, take_interrupt
 from ._open_loader import ProgressFn, Tuning, _Watch, first_documents, loader_options
 from ._operators import Operator
-from ._owned import close_with, free_with
-from .batch import Batch, _Native
+from ._owned import close_with
+from .batch import Arrival, Batch, _Native
 from .errors import Forked, Status
 from .loader import _as_functions, _as_operators
 from .recipe import Recipe
@@ -48,9 +48,8 @@ class Rows:
         self.pid = os.getpid()
         self._as_torch = _dtypes.use_torch(framework)
         self._lib = _native.lib()
-        # What the library calls must live as long as it may call.
+        # What the library calls.
         self._watch = _Watch(progress)
-        self._progress = _structs.Progress(self._watch.tell)
         self._tables = [f.table() for f in _as_functions(functions)]
         self._operators = [o.table() for o in _as_operators(operators)]
         tuning = Tuning(
@@ -63,23 +62,20 @@ class Rows:
             task_bytes=check_count("task_bytes", task_bytes, 1, 2**31),
             generate=False,
         )
-        self._handle = 0
-        self._handle = self._open(tuning)
-        self._owned = free_with(self._lib.lw_rows_free, self._handle)
-        close_with(self._lib.lw_rows_close, self._handle, self)
+        self._handle, self._owned = self._open(tuning)
+        close_with(self._lib.lw_rows_abandon, self._handle, self)
         self._firsts = first_documents(self._lib.lw_rows_dataset, self._handle)
 
-    def _open(self, tuning: Tuning) -> int:
-        c = loader_options(tuning, self._tables, self._operators, self._progress)
+    def _open(self, tuning: Tuning) -> tuple[int, Any]:
+        c = loader_options(tuning, self._tables, self._operators, self._watch)
 
-        def ask(_deadline: int) -> int:
+        def ask(_deadline: int) -> tuple[int, Any]:
             out = c_void_p()
             _native.check(self._lib.lw_rows_open(self.recipe._handle, ctypes.byref(c), ctypes.byref(out)))
-            assert out.value is not None
-            return out.value
+            return _native.owned(out.value, self._lib.lw_rows_free)
 
         try:
-            return _native.interruptibly(ask, 1e9, undo=self._lib.lw_rows_free)
+            return _native.interruptibly(ask, 1e9)
         except BaseException:
             self._watch.stopped = True
             if (failure := self._watch.take_failure()) is not None:
@@ -104,13 +100,12 @@ class Rows:
     def _batch(self, ask: Callable[[int, Any], int]) -> Batch:
         if self.pid != os.getpid():
             raise Forked(f"these rows were opened by process {self.pid}, and this is its forked child {os.getpid()}: make a Rows here")
-        out = c_void_p()
+        arrival = Arrival()
         while True:
             with interrupts_wait():
-                status = ask(_native.monotonic_ns() + _native.SLICE_NS, ctypes.byref(out))
+                status = ask(_native.monotonic_ns() + _native.SLICE_NS, ctypes.byref(arrival.out))
             if status == Status.OK:
-                assert out.value is not None
-                batch = Batch(_Native(out.value), self._as_torch, self._firsts)
+                batch = Batch(_Native(arrival), self._as_torch, self._firsts)
                 # The rows can be asked for again.
                 if (interrupt := take_interrupt()) is not None:
                     raise interrupt
@@ -121,10 +116,11 @@ class Rows:
                 raise self._watch.take_failure() or _native.error(status)
 
     def close(self) -> None:
-        """Ends its threads; batches stay. May be called twice."""
+        """No function is called any more, and a :meth:`get` that is going on on another thread fails once the one that it is in has returned. Batches stay. May be
+        called twice."""
         self._watch.stopped = True
         if self.pid == os.getpid():
-            self._lib.lw_rows_close(self._handle)
+            self._lib.lw_rows_abandon(self._handle)
 
     def __enter__(self) -> Rows:
         return self

@@ -76,6 +76,7 @@ class Server:
         self._watch = _Watch(progress)
         self._lock = ProcessLock()
         self._handle: int | None = None
+        self._owned: Any = None
         self._kept: tuple[Any, ...] = ()
         self._pid = 0
 
@@ -91,27 +92,25 @@ class Server:
                 return
             lib = _native.lib()
             functions, operators = [f.table() for f in self._functions], [o.table() for o in self._operators]
-            progress = _structs.Progress(self._watch.tell)
-            tables = loader_options(self._tuning, functions, operators, progress)
+            tables = loader_options(self._tuning, functions, operators, self._watch)
             c = _structs.ServerOptions()
             lib.lw_server_options_init(ctypes.byref(c))
             c.name, c.loader, c.ranks, c.local_ranks = self.name.encode(), ctypes.pointer(tables), self._ranks, self._local_ranks
             c.peers, c.slots = self._peers, self._slots
 
-            def open_(_deadline: int) -> int:
+            def open_(_deadline: int) -> tuple[int, Any]:
                 out = c_void_p()
                 _native.check(lib.lw_server_start(self.recipe._handle, ctypes.byref(c), ctypes.byref(out)))
-                assert out.value is not None
-                return out.value
+                return _native.owned(out.value, lib.lw_server_free)
 
             try:
-                self._handle = _native.interruptibly(open_, 1e9, undo=lib.lw_server_free)
+                self._handle, self._owned = _native.interruptibly(open_, 1e9)
             except BaseException:
                 self._watch.stopped = True
                 if (failure := self._watch.take_failure()) is not None:
                     raise failure from None
                 raise
-            self._kept, self._pid = (functions, operators, progress), os.getpid()
+            self._kept, self._pid = (functions, operators), os.getpid()
             _serving.add(self)
             at_exit(LOADERS, self, Server.stop)
 
@@ -132,9 +131,8 @@ class Server:
     def stop(self) -> None:
         """Ends it. Loaders that read from it wait for another of its name; batches that they hold stay readable. May be called twice."""
         with self._lock:
-            handle, self._handle = self._handle, None
-            if handle is not None and self._pid == os.getpid():
-                _native.lib().lw_server_free(handle)
+            self._handle = None
+            self._owned = None  # which frees it, but not in a forked child
             _serving.discard(self)
 
     @property

@@ -12,9 +12,11 @@ from typing import Any
 from . import _dtypes, _native, _structs
 from ._dtypes import Framework
 from ._endpoints import Endpoints
+from ._functions import come_again
 from ._medium_glue import check_cuda
+from ._owned import close_with, forget
 from ._process import ProcessLock
-from ._student import DeviceLease, OpenStudent, Options, find_open
+from ._student import DeviceLease, OpenStudent, Options, finalizer, find_open
 from .batch_config import BatchConfig
 from .errors import Closed, Unsupported
 from .mediums import Medium
@@ -47,6 +49,7 @@ class SampleRef:
         "_lease",
         "_owner",
         "_raw",
+        "_reference",
         "_released",
         "_tensors",
         "copied",
@@ -60,6 +63,8 @@ class SampleRef:
 
     def __init__(self, owner: OpenStudent, raw: bytes, as_torch: bool) -> None:
         self._owner, self._raw, self._as_torch = owner, raw, as_torch
+        # Given back at the end of this object, by a ``__del__`` in C (see ``StudentClient._open``), unless that was done or a lease has it; once it is whole.
+        self._reference: bytes | None = None
         self._lease: Any = None
         self._tensors: dict[str, Any] | None = None
         self._released = False
@@ -80,6 +85,7 @@ class SampleRef:
         if self._lease is None:
             self._check_held()
             self._lease = DeviceLease(self._owner, self._raw) if self.on_device else self._owner.lease(self._raw, self._address)
+            self._reference = None
         return self._lease
 
     def _check_held(self) -> None:
@@ -117,22 +123,17 @@ class SampleRef:
         if self._released:
             return
         if self._lease is None:
-            self._owner.release(self._raw, stream)
+            self._owner.release(self._raw, self.on_device, stream)
         elif stream is not None and self.on_device:
             self._lease.stream = stream
         self._released = True
-        self._tensors = self._lease = None
+        self._tensors = self._lease = self._reference = None
 
     def __enter__(self) -> SampleRef:
         return self
 
     def __exit__(self, *exc: Any) -> None:
         self.release()
-
-    def __del__(self) -> None:
-        # With views made, the lease has the reference and releases it.
-        if not self._released and self._lease is None:
-            self._owner.release_quietly(self._raw)
 
     def __repr__(self) -> str:
         return f"SampleRef(lane={self.lane}, step={self.step}, generation={self.generation}, slot_id={self.slot_id})"
@@ -334,18 +335,32 @@ class StudentClient:
         """
         student = self._student or self._open()
         raw = student.take_one(_NEVER if timeout_ms is None else _monotonic_ns() + int(timeout_ms * 1e6))
-        return None if raw is None else self._sample(student, raw)
+        try:
+            return None if raw is None else self._sample(student, raw)
+        except KeyboardInterrupt:  # the sample is here, and is handed out
+            assert raw is not None
+            come_again()
+            return self._sample(student, raw)
 
     def next_samples(self, n: int, timeout_ms: float | None = 1000) -> list[SampleRef]:
         """The next sample and those that are ready behind it, ``n`` at most; an empty list after ``timeout_ms``."""
         check_count("n", n, 1)
         student = self._student or self._open()
         deadline = _NEVER if timeout_ms is None else _monotonic_ns() + int(timeout_ms * 1e6)
-        return [self._sample(student, raw) for raw in student.take(n, deadline)]
+        raws, samples = student.take(n, deadline), []
+        try:
+            for raw in raws:
+                samples.append(self._sample(student, raw))
+        except KeyboardInterrupt:
+            come_again()
+            samples += [self._sample(student, raw) for raw in raws[len(samples) :]]
+        return samples
 
     def _sample(self, student: OpenStudent, raw: bytes) -> SampleRef:
         sample = SampleRef(student, raw, self._as_torch)
         self._held[sample.slot_id] = weakref.ref(sample)
+        # Last: from here on the reference goes with it, and Python looks for signals no more before the caller has it.
+        sample._reference = student.head + raw
         return sample
 
     def release_slot(self, slot_id: int) -> None:
@@ -379,6 +394,7 @@ class StudentClient:
     def close(self) -> None:
         """Cancels what is queued and takes leave. Tensors that are held stay readable. May be called twice."""
         with self._lock:
+            forget(self)
             student, self._student, self._closed = self._student, None, True
         if student is not None:
             student.close()
@@ -389,7 +405,12 @@ class StudentClient:
                 raise Closed("this StudentClient was closed; make a new one")
             if self._student is None:
                 self._as_torch = _dtypes.use_torch(self._framework)
-                self._student = OpenStudent(self._options, timeout_s)
+                SampleRef.__del__ = finalizer()  # type: ignore[attr-defined]
+                student = OpenStudent(self._options, timeout_s)
+                # It takes leave when nobody has the client any more; samples that are held keep the memory alone.
+                student.user = weakref.ref(self)
+                close_with(_native.lib().lw_student_close, student._handle, self)
+                self._student = student
             self._student.check_process()
             return self._student
 
@@ -399,11 +420,6 @@ class StudentClient:
 
     def __exit__(self, *exc: Any) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        student = getattr(self, "_student", None)
-        if student is not None:
-            student.close()
 
 
 def check_config(config: object) -> BatchConfig:

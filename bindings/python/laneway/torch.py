@@ -10,6 +10,7 @@ import torch
 import torch.utils.data
 
 from . import _native, _structs
+from ._functions import come_again
 from ._student import OpenStudent
 from .dataset import TAGS, DistillIterableDataset, wait_for_sample
 from .errors import Timeout
@@ -128,7 +129,13 @@ class _Batches:
         batch = self._batch or self._new_batch(student, size)
         self._batch = batch
         while batch.missing:
-            batch.add(_wait(student, deadline))
+            raw, taken = _wait(student, deadline), batch.taken
+            try:
+                batch.add(raw)
+            except BaseException:  # a Ctrl-C, say
+                if batch.taken == taken:
+                    student.rewind(_structs.SAMPLE.unpack(raw)[3])
+                raise
             if batch.mixed or (not batch.missing and student.generation != batch.generation):
                 _log.debug("loader: lane %d: the model changed; steps from %d are made again", student.lane, batch.first_step)
                 student.rewind(batch.first_step)
@@ -144,12 +151,16 @@ class _Batches:
         batch, self._batch = self._batch, None
         if batch is not None and batch.taken:
             self._students[self._turn].rewind(batch.first_step)
-        for worker in range(len(self._students)):
-            self._dataset.give_up(worker, self._workers)
-        self._students = []
+        while self._students:
+            self._students.pop()
+            self._dataset.give_up(len(self._students), self._workers)
 
+    # In Python, since it is more than one call: a Ctrl-C that comes in here comes again.
     def __del__(self) -> None:
         try:
+            self.close()
+        except KeyboardInterrupt:
+            come_again()
             self.close()
         except Exception as error:
             _log.debug("loader: at its end: %s", error)

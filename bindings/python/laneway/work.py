@@ -237,16 +237,12 @@ def _size(table: dict[str, Any], in_bytes: bool) -> int:
     def ask(_deadline: int) -> int:
         out = c_void_p()
         _native.check(lib.lw_dataset_open(ctypes.byref(c), ctypes.byref(out)))
-        assert out.value is not None
-        return out.value
+        try:
+            return sum(_group_bytes(out.value)) if in_bytes else lib.lw_dataset_documents(out)  # type: ignore[no-any-return,arg-type]
+        finally:
+            lib.lw_dataset_free(out)
 
-    handle = _native.interruptibly(ask, 1e9, undo=lib.lw_dataset_free)
-    try:
-        if not in_bytes:
-            return lib.lw_dataset_documents(handle)  # type: ignore[no-any-return]
-        return sum(_group_bytes(handle))
-    finally:
-        lib.lw_dataset_free(handle)
+    return _native.interruptibly(ask, 1e9)  # type: ignore[no-any-return]
 
 
 def _group_bytes(handle: int) -> list[int]:

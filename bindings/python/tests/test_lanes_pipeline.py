@@ -168,6 +168,20 @@ def test_documents_in_memory_are_documents(lanes, lanes_folder):
         Dataset.from_dict("x", {0: [{"text": object()}]}).table()
 
 
+def test_plain_text_has_no_field_whatever_functions_call_it(lanes, lanes_folder, tmp_path):
+    (tmp_path / "plain.txt").write_text("w1 w2 w3\n\nw4 w5\nw6\n")
+
+    def built(field, **how):
+        work = StaticMixtureWorkSource([Dataset.from_path("plain", tmp_path / "plain.txt", **how)], {"plain": 1.0}, exhausted_policy="repeat")
+        return pipeline(lanes_folder, work).tokenize(tokenizer=lanes_folder / "tokenizer.json", field=field, special_tokens="eos")
+
+    assert take(built("body", fmt="text", text_unit="file"), 5) == take(built("text", fmt="text", text_unit="file"), 5)
+    (tmp_path / "rows.jsonl").write_text('{"text": "w1"}\n')
+    lines = StaticMixtureWorkSource([Dataset.from_path("rows", tmp_path / "rows.jsonl", text_unit="file")], {"rows": 1.0}, exhausted_policy="repeat")
+    with pytest.raises(ValueError, match="text_unit = \"file\" is for plain text, and none of its files is that"):
+        next(iter(pipeline(lanes_folder, lines)))
+
+
 def test_map_transform_maps_and_leaves_out_and_an_edited_one_is_another_recipe(lanes, lanes_folder):
     def clean(payload):
         return {"text": payload["text"] + " w0"} if len(payload["text"].split()) < 30 else None
@@ -295,6 +309,9 @@ def test_a_tokenizer_id_is_found_in_the_local_hub_cache_and_else_the_path_form_i
         (lambda p: p.pack_flat(32, max_sequences_per_bin=0).recipe, ValueError, "max_sequences_per_bin is 0"),
         (lambda p: p.pack_flat(32, shuffle_strategy="random"), errors.Unsupported, "shuffle"),
         (lambda p: p.pack_flat(32, algorithm="wrap", num_bins=4), ValueError, "num_bins"),
+        (lambda p: p.pack_flat(32, algorithm="wrap", candidate_pool_size=9).recipe, ValueError, "candidate_pool_size belongs to best_fit_wrap, not to wrap"),
+        (lambda p: p.pack_flat(32, algorithm="none", homogeneity="full").recipe, ValueError, "homogeneity belongs to .* not to none"),
+        (lambda p: p.shuffle(0, seed=5).recipe, ValueError, "seed is 5, and with buffer_size = 0 no rows are shuffled"),
         (lambda p: p.tokenize(tokenizer_id="x", field="text", truncation=True), ValueError, "both or neither"),
         (lambda p: p.tokenize(tokenizer_id="x", field="text", truncation=True, max_length=7).recipe, errors.Unsupported, "same max_length"),
         (lambda p: p.tokenize(tokenizer=object(), field="text"), errors.Unsupported, "no fast tokenizer"),
@@ -329,7 +346,9 @@ def test_ends_are_translated_to_the_recipes(lanes_folder, lanes):
 
 
 def test_published_arguments_that_change_nothing_here_change_nothing(lanes, lanes_folder, endless):
-    work = source(lanes_folder, exhausted_policy="repeat", chunk_size=99, lane_assignment="modulo", shuffle_block_size=64, token_estimation=TokenEstimation({"wiki": 0.3, "news": 0.2}, calibration_samples=7))
+    # Four times too many tokens a byte of the one, four times too few of the other: there is nothing to estimate.
+    wrong = TokenEstimation({"wiki": 1.2, "news": 0.07}, calibration_samples=7)
+    work = source(lanes_folder, exhausted_policy="repeat", chunk_size=99, lane_assignment="modulo", shuffle_block_size=64, token_estimation=wrong)
     io = {"cache": {"enabled": True, "limit_bytes": 10**9}, "arrow": {"cpu_threads": 2}, "metadata_cache_entries": 9}
     built = pipeline(lanes_folder, work, deterministic=False, mapping_strategy="interleaved", runner="threads", flush_every_k_chunks=3, max_workers=2, prefetch_batches=4)
     built.options(io_options=io).fetch_parallelism(3).fetch(2, 64).prefetch(512, 8).ensure_mixture(max_buffer_size=10).materialize().decode_text(normalize_newlines=False)

@@ -50,11 +50,11 @@ def trainer(rank: int, ranks: int, node: str, words: list[str]) -> None:
     example.run(options.folder, example.make_config(options.folder, options.data, ranks, options), options.swap_rows_at)
 
 
-def test_torchtitans_trainer_takes_the_same_batches_on_two_then_one_then_four_ranks_through_its_checkpoints(
+def test_torchtitans_trainer_takes_the_same_batches_on_other_ranks_through_its_checkpoints(
     data: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The ranks themselves make the batches of the first stage, a server those of the others: their checkpoints are the same. Of the last four each two split the model's
-    tensors between them."""
+    """Two, then one, then four ranks, of which each two split the model's tensors between them, then two that have half of the layers each, in TorchTitan's interleaved schedule. The
+    ranks themselves make the batches of the first and last stage, a server those of the others: their checkpoints are the same."""
     import elastic_resume
     from elastic.record import Step, step_hash
     from elastic.train import row_hashes
@@ -69,6 +69,13 @@ def test_torchtitans_trainer_takes_the_same_batches_on_two_then_one_then_four_ra
     run_ranks(trainer, 4, tmp_path / "on-4", str(folder), last)
     found = elastic_resume.steps_of(run)
     assert sorted(found) == list(range(6)) and found[5].loss < found[0].loss
+    split = tmp_path / "split"
+    shutil.copytree(run / "checkpoint", split / "checkpoint")
+    run_ranks(trainer, 2, tmp_path / "on-2-again", str(folder), [str(split), "--data", str(data), "--until", "8", "--pipeline-parallel", "2"])
+    layers = elastic_resume.steps_of(split)
+    assert sorted(layers) == [6, 7] and all(abs(layers[step].loss - found[5].loss) < 0.5 for step in layers)
+    expected = {step: Step(step_hash(row_hashes(batch.input_ids, batch.labels)), layers[step].loss) for step, batch in enumerate(islice(Loader(data / "recipe.toml"), 8)) if step >= 6}
+    assert layers == expected
     # What one rank alone would have been given.
     expected = {step: Step(step_hash(row_hashes(batch.input_ids, batch.labels)), found[step].loss) for step, batch in enumerate(islice(Loader(data / "recipe.toml"), 6))}
     assert elastic_resume.compare(expected, found, last=6) == 0

@@ -38,7 +38,8 @@ def make_config(folder: Path, data: Path, processes: int, options: argparse.Name
     config.lr_scheduler.total_steps = STEPS
     config.parallelism.tensor_parallel_degree = options.tensor_parallel
     # Replicas, not shards: gloo can add up tensors of a GPU, but not gather them.
-    config.parallelism.data_parallel_replicate_degree = processes // options.tensor_parallel
+    config.parallelism.pipeline_parallel_degree = options.pipeline_parallel
+    config.parallelism.data_parallel_replicate_degree = processes // options.tensor_parallel // options.pipeline_parallel
     config.parallelism.data_parallel_shard_degree = 1
     config.checkpoint.enable = True
     config.checkpoint.interval = options.save_every
@@ -81,20 +82,29 @@ def run(folder: Path, config: Any, swap_rows_at: int | None = None) -> None:
 
         def open_events(self) -> Events | None:
             """Of those that have the same rows, one writes them down."""
-            peers, replicas = self.parallel_dims.get_optional_mesh("tp"), self.parallel_dims.get_optional_mesh("batch")
-            if peers is not None and peers.get_local_rank():
+            peers = [self.parallel_dims.get_optional_mesh(name) for name in ("tp", "pp")]
+            if any(mesh is not None and mesh.get_local_rank() for mesh in peers):
                 return None
-            rank = 0 if replicas is None else replicas.get_local_rank()
+            rank = self.batch_rank()
             return Events(folder / f"{self.step - 1}-to-{config.training.steps}" / f"rank-{rank}.jsonl", fresh=True)
+
+        def batch_rank(self) -> int:
+            replicas = self.parallel_dims.get_optional_mesh("batch")
+            return 0 if replicas is None else replicas.get_local_rank()
 
         def forward_backward_step(self, **arguments: Any) -> torch.Tensor:
             loss = super().forward_backward_step(**arguments)
-            self.loss = self.loss + loss.detach().cpu()  # of this rank's labels, divided by all ranks' labels of the step
+            if not self.parallel_dims.pp_enabled or self.pp_has_last_stage:
+                self.loss = self.loss + loss.detach().cpu()  # of this rank's labels, divided by all ranks' labels of the step
             return loss
 
         def train_step(self, data_iterator: Any) -> None:
             super().train_step(data_iterator)
             dist.all_reduce(self.loss)
+            everybody: list[tuple[int, list[str]]] = [(0, [])] * dist.get_world_size()
+            dist.all_gather_object(everybody, (self.batch_rank(), self.rows))
+            if any(rank == self.batch_rank() and rows != self.rows for rank, rows in everybody):
+                raise RuntimeError(f"step {self.step - 1}: two processes of data-parallel rank {self.batch_rank()} were given different rows")
             if self.events:
                 self.events.write("step", step=self.step - 1, loss=self.loss.item() / self.parallel_dims.tp, rows=self.rows)
             self.rows, self.loss = [], torch.zeros(())
@@ -114,6 +124,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--length", type=int, default=64, help="tokens of a row")
     parser.add_argument("--tensor-parallel", type=int, default=1, help="CPUs only: processes that split the model's tensors between them, and read the same batches")
+    parser.add_argument("--pipeline-parallel", type=int, default=1, help="CPUs only: processes that have a part of the layers each, and read the same batches")
     parser.add_argument("--server", help="let one process of this name make the batches of all ranks; the first rank starts it")
     parser.add_argument("--swap-rows-at", type=int, help="spoil this step's batches, to see that it is noticed")
     return parser.parse_args(words)
