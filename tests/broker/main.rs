@@ -1,5 +1,6 @@
 //! The exchange's control plane from the outside: brokers as programs, students and workers as handles.
 
+mod book;
 mod child;
 mod hostile;
 mod limits;

@@ -10,7 +10,7 @@ use laneway::exchange::message::{MediumIntro, Model, StudentRole};
 use laneway::exchange::wire::StopTarget;
 use std::time::{Duration, Instant};
 
-fn broker(dir: &Dir) -> Broker {
+pub fn broker(dir: &Dir) -> Broker {
     let broker = Broker::bind(BrokerOptions { endpoints: dir.endpoints(), exit_when_idle: None }).unwrap();
     broker.start().unwrap();
     broker

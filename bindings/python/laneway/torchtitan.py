@@ -65,10 +65,10 @@ class LanewayDataLoader(BaseDataLoader):  # type: ignore[misc]
         """Start that server, unless one of its name runs; it ends 10 s after the last process that reads from it."""
 
         threads: int | None = None
-        """That read and make tokens; None: one a processor. Like what follows, of the server where one is started."""
+        """That read and make tokens; None: one a processor. Like what follows, of the server where one is started; it is an error where one runs already."""
 
-        prefetch: int = 1
-        """Steps made ahead."""
+        prefetch: int | None = None
+        """Steps made ahead; None: one."""
 
         cache_dir: str | None = None
         """Where indexes and token counts are kept; None: beside the data."""
@@ -98,9 +98,7 @@ class LanewayDataLoader(BaseDataLoader):  # type: ignore[misc]
             dp_world_size,
             microbatch_size=local_batch_size,
             server=config.server,
-            threads=config.threads,
-            prefetch=config.prefetch,
-            cache_dir=config.cache_dir,
+            **{name: value for name in ("threads", "prefetch", "cache_dir") if (value := getattr(config, name)) is not None},
             **manner,
         )
         _check_tokenizer(self.loader, tokenizer)

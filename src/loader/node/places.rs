@@ -207,11 +207,11 @@ impl Feed {
     /// How many batches lie between two places; `None`: more than `most`, or `to` comes before `from`.
     fn batches_between(&self, from: Place, to: Place, most: u64) -> Option<u64> {
         let mut at = from;
-        (0..=most).take_while(|_| from <= to).find_map(|n| {
+        (0..=most).take_while(|_| from <= to).find(|_| {
             let here = at == to;
             let count = self.loader.rank().microbatches(self.loader.schedule().rows_at(at.0));
             at = if at.1 + 1 < count { (at.0, at.1 + 1) } else { (at.0.saturating_add(1), 0) };
-            here.then_some(n)
+            here
         })
     }
 

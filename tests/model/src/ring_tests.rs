@@ -172,6 +172,31 @@ fn the_last_peer_to_move_is_seen_or_knocks() {
     });
 }
 
+/// A peer has died before it took the batch. The one that lives knocks, although the dead one's words stay as they were.
+///
+/// Caught: a `vacate` that leaves the dead one's cursor, or that leaves it seated.
+#[test]
+fn a_dead_peer_keeps_no_other_from_knocking() {
+    model(3, || {
+        let (ring, mut ledger) = (ring(), Ledger::new());
+        let [steady, dead] = [0, 1].map(|_| ledger.seat(&ring.front, 0).unwrap());
+        assert!(make(&ring, &mut ledger, 1));
+        ledger.vacate(&ring.front, dead);
+        let peer = {
+            let ring = ring.clone();
+            thread::spawn(move || {
+                take(&ring, steady, 0).unwrap();
+                ring.front.must_knock()
+            })
+        };
+        let seen = ledger.room(&ring.front, 1).err().is_none_or(|wanted| {
+            ring.front.announce(wanted);
+            ledger.room(&ring.front, 1).is_ok()
+        });
+        assert!(peer.join().unwrap() || seen, "the server would sleep on");
+    });
+}
+
 /// All slots are held. The server sees that one was let go, or that peer knocks.
 ///
 /// Caught: either fence left out; a `must_knock` that forgets a server that waits for any change.

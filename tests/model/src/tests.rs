@@ -400,7 +400,7 @@ fn a_new_worker_in_a_dead_ones_seat_keeps_its_slot() {
 
 /// A worker leaves its seat and the student gives it to another: whoever sees its own name there, and the seat taken, sees a seat that is its own.
 ///
-/// Caught: a `give` without release; a `uuid` without acquire; a `give` and a `vacate` that leave the sleeper's flag.
+/// Caught: a `give` without release; a `uuid` without acquire; a `give` or a `vacate` that leaves the sleeper's flag; a `vacate` that leaves the seat.
 #[test]
 fn a_seat_that_is_given_again_is_the_next_workers_alone() {
     model(3, || {
@@ -424,6 +424,8 @@ fn a_seat_that_is_given_again_is_the_next_workers_alone() {
         seat.leave();
         assert_eq!(seat.state(), SeatState::Left);
         seat.vacate();
+        assert_eq!(seat.state(), SeatState::Free, "who comes late with its own name finds it empty");
+        assert!(!seat.idle.is_idle(), "and nobody rings who is no more");
         seat.give(2);
         let sat = next.join().unwrap();
         assert_eq!((seat.state(), seat.counts()), (SeatState::Taken, (u64::from(sat), 0)));
