@@ -4,8 +4,9 @@ A ``__del__`` is Python, and so is ``weakref.finalize``: Python handles its sign
 lost. A weak reference may have a C function as its callback, which cannot be interrupted.
 
 Of objects that the garbage collector finds together, it calls first the callbacks of weak references, then finalizers, and then it takes the objects apart, in
-any order, while other threads run: what a handle calls, a user's function say, may come first. So a handle with callbacks is closed in the first step and freed in
-the last: finalizers find it closed (``with Loader(…)`` in a generator that is part of a cycle), and no thread of the library is in Python when functions go.
+any order, while other threads run: what a handle calls, a user's function say, may come first. So a handle with callbacks is abandoned in the first step, from when on it
+calls nothing, and freed in the last: finalizers find it closed (``with Loader(…)`` in a generator that is part of a cycle). Nothing is waited for, since whoever drops an
+object may hold a lock that a function wants; what still runs finds what it needs by itself (``_callbacks.py``).
 """
 
 from __future__ import annotations
