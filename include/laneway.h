@@ -1432,8 +1432,11 @@ lw_status lw_loader_next(const lw_loader *loader,
 
 // Goes to the start of a step, ahead or back. Quick where the tokens of every document were counted (a stream that
 // ends; `laneway index --tokens`); otherwise the rank's lanes are run up to there, which the log says. All ranks seek
-// the same step.
-LW_MUST_USE lw_status lw_loader_seek(const lw_loader *loader, uint64_t step);
+// the same step. `LW_TIMEOUT`, of a loader that `lw_loader_connect` made only: the step comes next and is not made yet, and the message says
+// why; nobody was moved, call again.
+LW_MUST_USE
+lw_status lw_loader_seek(const lw_loader *loader,
+                         uint64_t step);
 
 // Sets the weights of the mixture, one for each dataset of the recipe in order, from a step on; every rank sets the
 // same. They hold for documents taken after the first row of the first row window at or after that step. Too early is
@@ -1481,7 +1484,7 @@ LW_MUST_USE lw_status lw_loader_explain(const lw_loader *loader, char *buffer, s
 // delivered and `waited_ns` for them, `bytes_read` for documents, `tokenizer` (the engine in use, and why). Since it
 // was opened, loaded or moved, over the rank's lanes, what was made ahead included: `documents`, `tokens`, `rows`,
 // `epoch` (the lowest), `truncated_tokens`, and documents left out: `empty`, `filtered`, `skipped`, `dropped` (of
-// `dropped_tokens`); of a stream that ends, those behind a lane's last row are counted with the call that tells the end (LW_END). `generate`: what `lw_student_stats`
+// `dropped_tokens`); of a stream that ends, those behind a lane's last row are counted with the call of `lw_loader_next` that gives NULL. `generate`: what `lw_student_stats`
 // says of the student that asks the teachers, or null. `*len` becomes its length without the NUL; `capacity` 0 only asks for it. They may grow between
 // two calls.
 LW_MUST_USE
@@ -1758,7 +1761,7 @@ void lw_metrics_server_free(lw_metrics_server *server);
  */
 
 // For hosts that end before their process does, as interpreters: from now on none of them is called, for any handle, for ever; what needs one fails with
-// `LW_CLOSED`, and their `drop` is not called either. Waits until `deadline` for those that run: `LW_TIMEOUT` if some still do, call again. Those that the
+// `LW_CLOSED` (indexing and counting that would tell how far they are: `LW_INTERRUPTED`), and their `drop` is not called either. Waits until `deadline` for those that run: `LW_TIMEOUT` if some still do, call again. Those that the
 // calling thread is in are not waited for. Any thread.
 LW_MUST_USE
 lw_status lw_callbacks_end(int64_t deadline);

@@ -277,11 +277,16 @@ fn a_seek_to_a_batch_that_is_being_made_waits_for_it_and_moves_nobody() {
     for peer in [&mut a, &mut b] {
         peer.save().unwrap();
     }
+    let error = a.seek(2).unwrap_err();
+    assert_eq!(error.status, Status::Timeout, "it does not wait for ever");
+    assert!(error.message.contains("step 2 is not made yet, and nobody was moved"), "{error}");
     let opener = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(300));
         open.store(true, Ordering::SeqCst);
     });
-    a.seek(2).unwrap();
+    while let Err(error) = a.seek(2) {
+        assert_eq!(error.status, Status::Timeout, "{error}");
+    }
     opener.join().unwrap();
     let steps = |peer: &mut NodeLoader| (0..3).map(|_| next(peer).unwrap()).collect::<Vec<_>>();
     assert_eq!((steps(&mut b), steps(&mut a)), (vec![0, 1, 2], vec![2, 3, 4]));

@@ -5,7 +5,7 @@ use super::guard::guard;
 use super::status::lw_status;
 
 /// For hosts that end before their process does, as interpreters: from now on none of them is called, for any handle, for ever; what needs one fails with
-/// `LW_CLOSED`, and their `drop` is not called either. Waits until `deadline` for those that run: `LW_TIMEOUT` if some still do, call again. Those that the
+/// `LW_CLOSED` (indexing and counting that would tell how far they are: `LW_INTERRUPTED`), and their `drop` is not called either. Waits until `deadline` for those that run: `LW_TIMEOUT` if some still do, call again. Those that the
 /// calling thread is in are not waited for. Any thread.
 #[must_use]
 #[unsafe(no_mangle)]

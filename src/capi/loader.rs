@@ -353,7 +353,8 @@ pub unsafe extern "C" fn lw_loader_next(loader: *const lw_loader, deadline: i64,
 
 /// Goes to the start of a step, ahead or back. Quick where the tokens of every document were counted (a stream that
 /// ends; `laneway index --tokens`); otherwise the rank's lanes are run up to there, which the log says. All ranks seek
-/// the same step.
+/// the same step. `LW_TIMEOUT`, of a loader that `lw_loader_connect` made only: the step comes next and is not made yet, and the message says
+/// why; nobody was moved, call again.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_loader_seek(loader: *const lw_loader, step: u64) -> lw_status {
@@ -487,7 +488,7 @@ pub unsafe extern "C" fn lw_loader_explain(loader: *const lw_loader, buffer: *mu
 /// delivered and `waited_ns` for them, `bytes_read` for documents, `tokenizer` (the engine in use, and why). Since it
 /// was opened, loaded or moved, over the rank's lanes, what was made ahead included: `documents`, `tokens`, `rows`,
 /// `epoch` (the lowest), `truncated_tokens`, and documents left out: `empty`, `filtered`, `skipped`, `dropped` (of
-/// `dropped_tokens`); of a stream that ends, those behind a lane's last row are counted with the call that tells the end (LW_END). `generate`: what `lw_student_stats`
+/// `dropped_tokens`); of a stream that ends, those behind a lane's last row are counted with the call of `lw_loader_next` that gives NULL. `generate`: what `lw_student_stats`
 /// says of the student that asks the teachers, or null. `*len` becomes its length without the NUL; `capacity` 0 only asks for it. They may grow between
 /// two calls.
 #[must_use]

@@ -165,6 +165,8 @@ def come_again() -> None:
 def _again(interrupts: list[KeyboardInterrupt]) -> None:
     time.sleep(0.05)
     for interrupt in interrupts:
+        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            return  # to a handler of the user's it would be a second one; the next call raises it
         try:
             _interrupts.remove(interrupt)
         except ValueError:  # raised in the meantime

@@ -157,14 +157,20 @@ class OpenStudent:
             status = self._next(self._handle, end if end < deadline else deadline, buffer, n, count_ref)
             if status:
                 self._wait(status, place, n, deadline)
+            return self._taken(place)
         except KeyboardInterrupt:
-            # Python raises it when the call returns: what came with it is the caller's all the same.
+            # Python raises it when the call returns, or soon after: what came with it is the caller's all the same.
             if not count.value:
                 raise
             come_again()
+            return self._taken(place)
+
+    def _taken(self, place: tuple[Any, c_size_t, Any]) -> list[bytes]:
+        buffer, count, _ = place
         raw = buffer[: count.value * _SAMPLE_SIZE]
-        self._places.append(place)
-        return [raw[at : at + _SAMPLE_SIZE] for at in range(0, len(raw), _SAMPLE_SIZE)]
+        samples = [raw[at : at + _SAMPLE_SIZE] for at in range(0, len(raw), _SAMPLE_SIZE)]
+        self._places.append(place)  # last: from here on another thread may write there
+        return samples
 
     def take_one(self, deadline: int) -> bytes | None:
         """The next sample, as :meth:`take` gives them, or None at the deadline."""
@@ -177,15 +183,17 @@ class OpenStudent:
         buffer, count, count_ref = place
         count.value = 0
         end = _monotonic_ns() + _SLICE_NS
+        raw: bytes | None = None
         try:
             status = self._next(self._handle, end if end < deadline else deadline, buffer, 1, count_ref)
             raw = None if status and not self._wait(status, place, 1, deadline) else buffer[:_SAMPLE_SIZE]
             self._places.append(place)
         except KeyboardInterrupt:
-            if not count.value:
-                raise
+            if raw is None:
+                if not count.value:
+                    raise
+                raw = buffer[:_SAMPLE_SIZE]
             come_again()
-            raw = buffer[:_SAMPLE_SIZE]
         return raw
 
     def _wait(self, status: int, place: tuple[Any, c_size_t, Any], n: int, deadline: int) -> bool:

@@ -117,12 +117,18 @@ class _Batches:
         student = self._students[self._turn]
         size = self._loader.batch_size
         deadline = _native.monotonic_ns() + int(self._loader.timeout * 1e9) if self._loader.timeout else _native.NEVER
-        if size is None:
-            batch = self._dataset.unpack(student, _wait(student, deadline), as_torch=True)
-        else:
-            batch = self._fill(student, size, deadline)
-        self._turn = (self._turn + 1) % len(self._students)
+        following = (self._turn + 1) % len(self._students)
+        batch = self._one(student, deadline) if size is None else self._fill(student, size, deadline)
+        self._turn = following
         return batch
+
+    def _one(self, student: OpenStudent, deadline: int) -> Any:
+        raw = _wait(student, deadline)
+        try:
+            return self._dataset.unpack(student, raw, as_torch=True)
+        except BaseException:  # a Ctrl-C, say
+            student.rewind(_structs.SAMPLE.unpack(raw)[3])
+            raise
 
     def _fill(self, student: OpenStudent, size: int, deadline: int) -> Any:
         # A batch that an error or a timeout has interrupted is gone on with, so that none of its samples is lost.
@@ -140,8 +146,9 @@ class _Batches:
                 _log.debug("loader: lane %d: the model changed; steps from %d are made again", student.lane, batch.first_step)
                 student.rewind(batch.first_step)
                 batch = self._batch = self._new_batch(student, size)
-        self._batch = None
-        return batch.result(self._loader.collate_fn)
+        made = batch.result(self._loader.collate_fn)
+        self._batch = None  # not before: what fails there, or is interrupted, is tried again
+        return made
 
     def _new_batch(self, student: OpenStudent, size: int) -> _Batch:
         return _Batch(self._dataset, student, size, self._loader._stacks, self._pin)

@@ -65,7 +65,7 @@ class LanewayDataLoader(BaseDataLoader):  # type: ignore[misc]
         """Start that server, unless one of its name runs; it ends 10 s after the last process that reads from it."""
 
         threads: int | None = None
-        """That read and make tokens; None: one a processor. Like what follows, of the server where one is started; it is an error where one runs already."""
+        """That read and make tokens; None: one a processor. Like what follows, of the server where ``start_server`` starts one; one that runs already keeps its own, and without ``start_server`` it is an error beside ``server``."""
 
         prefetch: int | None = None
         """Steps made ahead; None: one."""

@@ -129,6 +129,9 @@ pub(super) struct Stand {
 /// How long the pipeline is waited for before commands are looked at.
 const SLICE: Duration = Duration::from_millis(20);
 
+/// So long does who wants to be where the run comes to soon wait for the next batch, before it is told that there is none.
+const SOON: Duration = Duration::from_secs(5);
+
 pub struct Feed {
     pub(super) shared: Arc<Shared>,
     pub(super) inbox: Arc<Inbox>,
@@ -152,6 +155,8 @@ pub struct Feed {
     pub(super) expected: u32,
     /// Commands that can be obeyed once another batch has been made.
     later: Vec<Command>,
+    /// Since when one of them has waited for the same batch.
+    put_off: Option<Instant>,
     pub(super) numbers: Arc<RankNumbers>,
 }
 
@@ -191,6 +196,7 @@ impl Feed {
             awaited: BTreeSet::new(),
             expected: shared.options.peers.max(shape.peers),
             later: Vec::new(),
+            put_off: None,
             numbers: numbers.clone(),
         };
         feed.begin();
@@ -204,7 +210,7 @@ impl Feed {
         self.stands.clear();
         self.delay.clear();
         self.stands.push_back(Stand { number: 0, step, microbatch, marks: self.loader.marks().to_vec() });
-        (self.over, self.failed) = (false, false);
+        (self.over, self.failed, self.put_off) = (false, false, None);
         self.numbers.runs.fetch_add(1, Ordering::Relaxed);
         self.shared.agreement.stands(self.rank, step + u64::from(microbatch > 0), Change::of(&self.loader));
         self.await_peers();
@@ -310,6 +316,7 @@ impl Feed {
         self.layout.write(&batch, self.publisher.wanted(), before, &now, self.publisher.bytes(slot))?;
         self.delayed(String::new());
         self.publisher.publish(slot);
+        self.put_off = None;
         let (step, microbatch) = self.loader.place();
         self.stands.push_back(Stand { number: self.publisher.head(), step, microbatch, marks: now });
         if self.stands.len() > SLOTS + 1 {
@@ -336,8 +343,13 @@ impl Feed {
                 if let At::Step(step) = at
                     && self.comes_to(step)
                 {
-                    self.later.push(Command::Join(connection, peers, at, state));
-                    return;
+                    if self.put_off.get_or_insert_with(Instant::now).elapsed() < SOON {
+                        self.later.push(Command::Join(connection, peers, at, state));
+                        return;
+                    }
+                    let why = if self.delay.is_empty() { "the batches before it take their time" } else { &self.delay };
+                    let message = format!("step {step} is not made yet, and nobody was moved: {why}; call again");
+                    return connection.answer(Err(Error::new(Status::Timeout, message)));
                 }
                 let answer = self.join(&connection, peers, at, state);
                 // A peer whose buffer is full does not read what it asked for.
