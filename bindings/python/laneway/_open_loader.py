@@ -261,11 +261,6 @@ class InlineLoader(OpenLoader):
             except Timeout:
                 if _native.monotonic_ns() >= deadline:
                     raise
-            except KeyboardInterrupt:  # when signals were handled as ever again
-                if not arrival.out.value:
-                    raise
-                come_again()
-                return self._batch(arrival, as_torch)
             except Exception:
                 if not interrupted():
                     raise
