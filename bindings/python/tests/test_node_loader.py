@@ -355,26 +355,12 @@ def test_functions_are_served_by_a_server_of_ones_own(node, lanes, lanes_folder)
     assert not (node.folder / "node-t.sock").exists()
 
 
-def test_a_server_that_is_killed_again_and_again_costs_no_peer_a_batch(node, lanes):
+@pytest.mark.parametrize(("ways", "server_peers"), [((None, None, None), ()), (("seek", "load", None), ("--peers", "3"))], ids=["by reading", "by seeking, loading and reading"])
+def test_peers_whose_server_is_killed_again_and_again_come_back_to_where_they_are_and_miss_no_batch(node, lanes, ways, server_peers):
     want, state = expected(lanes, 0, 2, batches=150)
-    words = ("--ranks", "2", "--threads", "1", "--slots", "2")
+    words = ("--ranks", "2", "--threads", "1", "--slots", "2", *server_peers)
     server = serve(node, lanes, *words)
-    peers = [peer(node, lanes, 0, 2, batches=150, peers=3, pause_s=0.02) for _ in range(3)]
-    chance = random.Random(5)
-    while any(p.poll() is None for p in peers):
-        time.sleep(chance.uniform(0.1, 0.6))
-        server.send_signal(signal.SIGKILL)
-        server.wait()
-        server = serve(node, lanes, *words)
-    for process in peers:
-        assert heard(process) == (want, state)
-
-
-def test_peers_that_seek_and_load_where_they_are_while_their_server_is_killed_again_and_again_move_nobody(node, lanes):
-    want, state = expected(lanes, 0, 2, batches=120)
-    words = ("--ranks", "2", "--threads", "1", "--slots", "2", "--peers", "3")
-    server = serve(node, lanes, *words)
-    peers = [peer(node, lanes, 0, 2, batches=120, peers=3, pause_s=0.02, comes_by=way) for way in ("seek", "load", None)]
+    peers = [peer(node, lanes, 0, 2, batches=150, peers=3, pause_s=0.02, comes_by=way) for way in ways]
     chance = random.Random(8)
     while any(p.poll() is None for p in peers):
         time.sleep(chance.uniform(0.1, 0.6))
