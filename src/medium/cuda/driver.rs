@@ -114,13 +114,13 @@ pub struct Device {
 }
 
 impl Device {
-    /// The UUID as `nvidia-smi -L` shows it.
+    /// Its UUID, for people.
     pub fn label(&self) -> String {
         uuid_label(&self.uuid)
     }
 }
 
-/// A UUID as `nvidia-smi -L` shows it.
+/// A UUID as `nvidia-smi -L` shows it (which writes `MIG-` before that of a MIG instance).
 pub fn uuid_label(uuid: &[u8; 16]) -> String {
     let hex: String = uuid.iter().map(|b| format!("{b:02x}")).collect();
     format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])

@@ -43,7 +43,7 @@ impl CudaMedium {
         let what = format!("{slots} slots of {stride} bytes (slot_count + max_workers x max_batch: a device has no room that is only set aside)");
         let memory = Arc::new(Memory::to_share(&context, len, &what)?);
         let refused = |e: Error| {
-            let why = "its memory cannot be shared with other processes (a MIG instance, or a driver that refuses)";
+            let why = "its memory cannot be shared with other processes (a platform without CUDA IPC, or a MIG instance whose driver refuses)";
             Error::new(Status::Unsupported, format!("{} ({}): {why}: {e}", device.label(), device.name))
         };
         let id = process::random_u128();

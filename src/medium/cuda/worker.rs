@@ -140,7 +140,7 @@ impl DeviceWriter {
 
 fn why_not(e: Error, offer: &Offer, visible: bool) -> Error {
     let hint = if visible {
-        "are student and worker in one PID namespace (docker: --pid=host), under one user, and not on a MIG instance?"
+        "are student and worker in one PID namespace (docker: --pid=host), under one user, and, with MIG, on one instance?"
     } else {
         "the device is not visible here: add it to this process's CUDA_VISIBLE_DEVICES"
     };
