@@ -335,7 +335,12 @@ fn stand_in_memory_that_cannot_be_opened_is_refused_with_the_reason_or_gone_arou
             let e = student.next(1, &mut Vec::new(), clock::after(Duration::from_millis(50))).unwrap_err();
             // The student says whose worker, and why: in its error, and in its numbers, which `laneway top` shows.
             let [refusal] = &*student.stats().refusals else { panic!("{:?}", student.stats()) };
-            let why = if faults[0].1 == "open" { "the driver refused the handle of GPU-" } else { "there is a driver, but no device" };
+            // What to do about it is not cut off.
+            let why = if faults[0].1 == "open" {
+                "'s memory (one PID namespace? docker --pid=host; one user? one MIG instance?)"
+            } else {
+                "there is a driver, but no device"
+            };
             let names = format!("worker {} (process {}) cannot serve this student: ", worker.id(), worker.id());
             assert!(refusal.starts_with(&names) && refusal.contains(why) && refusal.contains("fallback"), "{refusal}");
             assert!(e.message.contains("no worker is attached") && e.message.contains(refusal), "{e}");

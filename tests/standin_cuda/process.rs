@@ -40,10 +40,15 @@ pub fn alone(name: &str, env: &[(&str, &str)], body: impl FnOnce()) {
     match std::env::var(ROLE).as_deref() {
         Ok("test") if std::env::var(BODY).as_deref() == Ok(&which) => return body(),
         Ok("test") => return,
-        Ok("worker") => return be_worker(),
-        Ok("student") => return be_student(),
-        _ => {}
+        Ok("worker") => be_worker(),
+        Ok("student") => be_student(),
+        _ => return start_alone(name, env, &which),
     }
+    // Once, however many bodies the test has.
+    std::process::exit(0);
+}
+
+fn start_alone(name: &str, env: &[(&str, &str)], which: &str) {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/standin_cuda/build.sh");
     let built = Command::new("sh").arg(script).output().unwrap();
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));

@@ -44,6 +44,7 @@ def standin_house(house, stand_in):
         ("torch_without_cuda_says_so", "stranger"),
         ("torch_without_cuda_fails_the_task_and_says_so", "torch_teacher"),
         ("a_forked_child_is_told_to_spawn", None),
+        ("a_worker_whose_context_is_lost_ends_with_the_reason", None),
         ("a_device_that_is_not_there_is_named", None),
         ("page_locked_slots_are_views_of_the_host", "stranger"),
     ],

@@ -30,12 +30,10 @@ pub fn attach(buf_name: &str, fd: Option<OwnedFd>, slots: u32, stride: usize, ma
         Ok(writer) => return Ok(Box::new(writer)),
         Err(e) => e,
     };
-    let label = offer.label();
     let Some(fd) = fd else {
-        let message = format!("memory of {label} cannot be written from here, and the student did not ask for fallback=\"shm\": {}", refused.message);
-        return Err(Error::new(refused.status, message));
+        return Err(Error::new(refused.status, format!("fallback=\"shm\" was not asked for, and {}", refused.message)));
     };
-    tracing::warn!("memory of {label} cannot be written from here; samples go through host memory instead: {refused}");
+    tracing::warn!("memory of {} cannot be written from here; samples go through host memory instead: {refused}", offer.label());
     let beside = MappedMedium::attach("shm", "", fd, slots, stride)?;
     beside.reserve(slots)?;
     Ok(Box::new(HostWriter(beside)))
@@ -139,12 +137,10 @@ impl DeviceWriter {
 }
 
 fn why_not(e: Error, offer: &Offer, visible: bool) -> Error {
-    let hint = if visible {
-        "are student and worker in one PID namespace (docker: --pid=host), under one user, and, with MIG, on one instance?"
-    } else {
-        "the device is not visible here: add it to this process's CUDA_VISIBLE_DEVICES"
-    };
-    Error::new(Status::Refused, format!("the driver refused the handle of {}'s memory: {} ({hint})", offer.label(), e.message))
+    let hint =
+        if visible { "one PID namespace? docker --pid=host; one user? one MIG instance?" } else { "not among this process's CUDA_VISIBLE_DEVICES" };
+    // What helps first: the student's numbers have room for the beginning only.
+    Error::new(Status::Refused, format!("the driver refused the handle of {}'s memory ({hint}): {}", offer.label(), e.message))
 }
 
 impl Medium for DeviceWriter {
