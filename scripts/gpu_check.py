@@ -199,7 +199,7 @@ def main() -> int:
         print(f"nothing can be checked: {missing}", file=sys.stderr)
         return 2
     if args.teacher:
-        from gpu_steps import teach
+        from gpu_teachers import teach
 
         teach(args.teacher, args.floats, args.report, args.device, args.stand_in)
         return 0
