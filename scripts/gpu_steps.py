@@ -58,8 +58,14 @@ class Steps:
         return client
 
     def take(self, client: StudentClient, timeout_s: float = 30) -> Any:
-        sample = client.request_sample(timeout_s * 1000)
-        assert sample is not None, f"no sample within {timeout_s} s; the student's numbers: {client.stats}"
+        end = time.monotonic() + timeout_s
+        while (sample := client.request_sample(500)) is None:
+            # Those that were killed here are no surprise.
+            ended = [child.returncode for child in self.children if child.poll() not in (None, 0, -signal.SIGKILL)]
+            assert not ended, f"a teacher has ended with status {ended[0]}: its words are in the log"
+            stats = client.stats
+            assert stats["workers"] or not stats["refusals"], stats["refusals"][0]
+            assert time.monotonic() < end, f"no sample within {timeout_s} s; the student's numbers: {stats}"
         return sample
 
     def end(self, child: subprocess.Popen[bytes]) -> None:

@@ -16,7 +16,8 @@
 //   STANDIN_CUDA_DEVICES   how many there are (2)
 //   STANDIN_CUDA_MEMORY    bytes of each (1 GiB)
 //   STANDIN_CUDA_FAULTS    comma-separated: init, export (no handle can be made), open (no handle can be opened), nopeer (devices cannot reach each
-//                          other), register (no page-locking), exclusive (another process has the devices for itself), lost=N (the context is lost at the N-th copy),
+//                          other), manypeers (they could, but for the number of those that do), register (no page-locking), exclusive (another
+//                          process has the devices for itself), lost=N (the context is lost at the N-th copy),
 //                          slow=MS (each copy takes that long), slowclose=MS (letting go of a handle does)
 //   CUDA_VISIBLE_DEVICES   as with the real one: numbers or "GPU-…" names
 #define _GNU_SOURCE
@@ -37,7 +38,7 @@ typedef struct Event Event;
 
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, DEINITIALIZED = 4, DEVICE_UNAVAILABLE = 46, NO_DEVICE = 100, INVALID_DEVICE = 101,
        INVALID_CONTEXT = 201, ALREADY_MAPPED = 208, PEER_ACCESS_UNSUPPORTED = 217, INVALID_HANDLE = 400, NOT_READY = 600, ILLEGAL_ADDRESS = 700,
-       PEER_ACCESS_ALREADY_ENABLED = 704, ALREADY_REGISTERED = 712, NOT_REGISTERED = 713, NOT_PERMITTED = 800, NOT_SUPPORTED = 801,
+       PEER_ACCESS_ALREADY_ENABLED = 704, TOO_MANY_PEERS = 711, ALREADY_REGISTERED = 712, NOT_REGISTERED = 713, NOT_PERMITTED = 800, NOT_SUPPORTED = 801,
        CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_UNMATCHED = 903 };
 enum { BLOCK = 2 << 20 };
 enum { MOST_DEVICES = 8, MOST_STREAMS = 64, MOST_BLOCKS = 4096, MOST_DEPTH = 16 };
@@ -85,7 +86,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t completed = PTHREAD_COND_INITIALIZER, let_go = PTHREAD_COND_INITIALIZER;
 static int initialised_by, device_count, visible[MOST_DEVICES], visible_count;
 static size_t memory_size = (size_t)1 << 30, used[MOST_DEVICES];
-static int fault_init, fault_export, fault_open, fault_nopeer, fault_register, fault_exclusive, slow_ms, slow_close_ms;
+static int fault_init, fault_export, fault_open, fault_nopeer, fault_manypeers, fault_register, fault_exclusive, slow_ms, slow_close_ms;
 static int over;
 static int peers[MOST_DEVICES][MOST_DEVICES];  // who reaches whose memory
 static size_t staged;
@@ -127,6 +128,7 @@ static void read_faults(void) {
     else if (!strcmp(word, "export")) fault_export = 1;
     else if (!strcmp(word, "open")) fault_open = 1;
     else if (!strcmp(word, "nopeer")) fault_nopeer = 1;
+    else if (!strcmp(word, "manypeers")) fault_manypeers = 1;
     else if (!strcmp(word, "register")) fault_register = 1;
     else if (!strcmp(word, "exclusive")) fault_exclusive = 1;
     else if (!strcmp(word, "lost") && value) lost_at = atol(value);
@@ -304,6 +306,7 @@ int cuCtxEnablePeerAccess(Context* peer, unsigned flags) {
   if (flags) return INVALID_VALUE;
   if (!peer || peer == here) return INVALID_CONTEXT;
   if (fault_nopeer) return PEER_ACCESS_UNSUPPORTED;
+  if (fault_manypeers) return TOO_MANY_PEERS;
   if (peers[here->device][peer->device]) return PEER_ACCESS_ALREADY_ENABLED;
   peers[here->device][peer->device] = 1;
   return OK;
@@ -446,6 +449,7 @@ int cuIpcOpenMemHandle_v2(Ptr* out, Raw handle, unsigned flags) {
   if (fault_open) return INVALID_VALUE;
   if (h.pid == getpid()) return INVALID_CONTEXT;
   if (h.device != here->device && fault_nopeer) return INVALID_VALUE;
+  if (h.device != here->device && fault_manypeers) return TOO_MANY_PEERS;
   pthread_mutex_lock(&lock);
   int answer = INVALID_VALUE;
   for (int i = 0; i < MOST_BLOCKS; i++) {
@@ -806,7 +810,7 @@ int cuGetErrorName(int error, const char** out) {
                {INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE"}, {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT"}, {ALREADY_MAPPED, "CUDA_ERROR_ALREADY_MAPPED"},
                {INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE"}, {DEINITIALIZED, "CUDA_ERROR_DEINITIALIZED"},
                {DEVICE_UNAVAILABLE, "CUDA_ERROR_DEVICE_UNAVAILABLE"}, {PEER_ACCESS_UNSUPPORTED, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"},
-               {PEER_ACCESS_ALREADY_ENABLED, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED"}, {CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
+               {PEER_ACCESS_ALREADY_ENABLED, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED"}, {TOO_MANY_PEERS, "CUDA_ERROR_TOO_MANY_PEERS"}, {CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
                {CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"}, {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE"}, {NOT_READY, "CUDA_ERROR_NOT_READY"},
                {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS"}, {NOT_PERMITTED, "CUDA_ERROR_NOT_PERMITTED"}, {NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED"}};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++) {

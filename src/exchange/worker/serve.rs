@@ -165,8 +165,16 @@ impl Inner {
 
     /// Lets go of students that have gone, though nobody takes tasks: a generator may be at it for long. Those whose tasks are in hand stay until these are done.
     pub(super) fn forget_gone(&self) {
-        let gone = self.serve().sync(self);
-        // Without the lock: closing a device's memory may wait for the device.
+        // Not under the lock: while a student is attached, which may take a driver its time, nobody has the list.
+        let (epoch, attached) = (self.epoch.load(Ordering::Acquire), self.attached());
+        let mut serve = self.serve();
+        if self.closed.load(Ordering::Acquire) {
+            // `leave` has let go of all, or is about to.
+            return;
+        }
+        let gone = serve.take_over(epoch, attached);
+        drop(serve);
+        // Nor this: closing a device's memory may wait for the device.
         drop(gone);
     }
 
@@ -192,14 +200,20 @@ impl Inner {
 }
 
 impl Serve {
-    /// Takes over the list of students if it has changed; those that have gone.
-    fn sync(&mut self, inner: &Inner) -> Vec<Client> {
+    /// Takes over the list of students if it has changed.
+    fn sync(&mut self, inner: &Inner) {
         let epoch = inner.epoch.load(Ordering::Acquire);
-        if epoch == self.epoch {
+        if epoch != self.epoch {
+            drop(self.take_over(epoch, inner.attached()));
+        }
+    }
+
+    /// Takes over the list of students as of `epoch`, or of a later one; those that have gone.
+    fn take_over(&mut self, epoch: u64, attached: Vec<Arc<Attachment>>) -> Vec<Client> {
+        if epoch <= self.epoch {
             return Vec::new();
         }
         self.epoch = epoch;
-        let attached = inner.attached();
         let has_gone = |c: &mut Client| !attached.iter().any(|a| Arc::ptr_eq(a, &c.attachment));
         let mut gone: Vec<Client> = self.clients.extract_if(.., has_gone).collect();
         gone.iter_mut().for_each(Client::drop_spare);
@@ -323,7 +337,7 @@ impl Serve {
 
     /// The student to serve and the generation of its first open ticket.
     fn turn(&mut self, inner: &Inner) -> Result<Option<(Arc<Attachment>, u64)>> {
-        drop(self.sync(inner));
+        self.sync(inner);
         self.room(inner)?;
         let (clients, waiting) = (&mut self.clients, &mut self.waiting);
         waiting.clear();

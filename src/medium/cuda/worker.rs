@@ -98,13 +98,21 @@ impl DeviceWriter {
             Some(memory) => (memory.context().clone(), Target::Own(memory)),
             None => {
                 // Where the samples are made, if that device reaches the student's: a context on that one, too, would take hundreds of MiB of its memory.
-                let target_context = apart.map_or_else(|| Ok(context.clone()), Context::of)?;
-                let opened = Opened::get(&target_context, offer.handle()).map_err(|e| why_not(e, offer, students.is_some()))?;
-                (target_context, Target::Opened(opened))
+                let open = |on: Arc<Context>| Opened::get(&on, offer.handle()).map(|opened| (on, Target::Opened(opened)));
+                let opened = match (apart, students.filter(|s| *s != made_on)) {
+                    (Some(students), _) => open(Context::of(students)?),
+                    // A device reaches so many others and no more: what the driver says of the next one comes as an error.
+                    (None, Some(students)) => open(context.clone()).or_else(|e| {
+                        tracing::warn!("copies to {} go through host memory: {e}", offer.label());
+                        open(Context::of(students)?)
+                    }),
+                    (None, None) => open(context.clone()),
+                };
+                opened.map_err(|e| why_not(e, offer, students.is_some()))?
             }
         };
-        if apart.is_none() && !Arc::ptr_eq(&context, &target_context) {
-            // Opening has done that already where the memory is another process's.
+        if matches!(target, Target::Own(_)) && apart.is_none() && !Arc::ptr_eq(&context, &target_context) {
+            // Opening does that by itself where the memory is another process's.
             let _ = context.reach(&target_context).inspect_err(|e| tracing::warn!("copies to {} go through host memory: {e}", offer.label()));
         }
         let making = match make_on {
