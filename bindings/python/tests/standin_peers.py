@@ -191,7 +191,7 @@ def a_worker_whose_context_is_lost_ends_with_the_reason() -> None:
         with client() as student:
             asked.set()
             with contextlib.suppress(TaskError):
-                student.request_sample(2_000)
+                student.request_sample(500)
 
     asking = threading.Thread(target=ask)
     asking.start()
