@@ -176,13 +176,22 @@ fn stand_in_worker_that_takes_no_task_lets_go_of_a_student_that_has_gone() {
     alone("driver::stand_in_worker_that_takes_no_task_lets_go_of_a_student_that_has_gone", &[], || {
         let room = Room::new();
         let _broker = room.broker();
-        let student = cuda_student(&room, CUDA);
+        let student = student(&room, WORDS, |o| (o.medium, o.max_workers, o.max_batch) = (CUDA, 2, 2));
+        student.set_model(model("own"), patience()).unwrap();
         let worker = local_worker(&room, 1, MakeOn::StudentsDevice);
+        let mut killed = process::student_of(&room, "another");
+        wait_until("both are attached", || worker.stats().students == 2);
         let _ = student.next(1, &mut Vec::new(), clock::after(Duration::ZERO));
         let mut tasks: Vec<Task> = Vec::new();
-        worker.take(1, &mut tasks, patience()).unwrap();
-        let mut killed = process::student_of(&room, "another");
-        wait_until("it is attached", || worker.stats().device_opens == 1);
+        loop {
+            worker.take(1, &mut tasks, patience()).unwrap();
+            if tasks[0].model.id == "own" {
+                break;
+            }
+            make(&worker, &tasks[0]);
+            worker.commit(&[(tasks[0].id, tasks[0].capacity)]).unwrap();
+            tasks.clear();
+        }
         killed.signal(libc::SIGKILL);
         wait_until("its memory is closed", || worker.stats().device_closes == 1);
         make(&worker, &tasks[0]);
