@@ -22,6 +22,7 @@ struct FastScratch {
     split: PreTokenizerScratch,
     model: <PipelineModel as Model>::Scratch,
     cache: PretokenCache,
+    tokens: Vec<PipelineToken>,
 }
 
 /// Turns text into ids. Truncation and padding that a file ships are never applied.
@@ -66,41 +67,41 @@ impl Fast {
     }
 
     fn new_scratch(&self) -> Box<FastScratch> {
-        let (spans, split, model) = (Vec::new(), PreTokenizerScratch::default(), self.tokenizer.get_model().init_scratch());
-        Box::new(FastScratch { owner: self.number, spans, split, model, cache: PretokenCache::default() })
+        let (split, model) = (PreTokenizerScratch::default(), self.tokenizer.get_model().init_scratch());
+        Box::new(FastScratch { owner: self.number, spans: Vec::new(), split, model, cache: PretokenCache::default(), tokens: Vec::new() })
     }
 
     /// What the engine's own `encode_into` does, in its own parts, but for the cache: added tokens are found before and after normalizing, and what is between them is
     /// cut into pre-tokens, which the model encodes.
-    fn encode_text(&self, text: &str, scratch: &mut FastScratch, out: &mut Vec<u32>) -> EngineResult {
+    fn encode_text(&self, text: &str, scratch: &mut FastScratch) -> EngineResult {
         let added = self.tokenizer.get_added_vocabulary();
         for segment in SpecialSegmentIterator::new(text, added, false, !self.parse_special) {
             let (chunk, offset) = match segment {
                 Segment::Text { text, input_offset } => (text, input_offset),
                 Segment::SpecialToken(id) => {
-                    out.push(id);
+                    scratch.tokens.push(id.into());
                     continue;
                 }
             };
             let normalized = normalize_all(self.tokenizer.get_normalizers(), chunk, offset)?;
             for segment in SpecialSegmentIterator::new(&normalized, added, true, !self.parse_special) {
                 match segment {
-                    Segment::Text { text, .. } => self.encode_plain(text, scratch, out)?,
-                    Segment::SpecialToken(id) => out.push(id),
+                    Segment::Text { text, .. } => self.encode_plain(text, scratch)?,
+                    Segment::SpecialToken(id) => scratch.tokens.push(id.into()),
                 }
             }
         }
         Ok(())
     }
 
-    fn encode_plain(&self, text: &str, scratch: &mut FastScratch, out: &mut Vec<u32>) -> EngineResult {
+    fn encode_plain(&self, text: &str, scratch: &mut FastScratch) -> EngineResult {
         if u32::try_from(text.len()).is_err() {
             return Err(format!("{} bytes after normalization; at most {} can be encoded", text.len(), u32::MAX).into());
         }
-        let FastScratch { spans, split, model, cache, .. } = scratch;
+        let FastScratch { spans, split, model, cache, tokens, .. } = scratch;
         spans.clear();
         self.tokenizer.get_pre_tokenizer().pre_tokenize(text, split, spans)?;
-        cache.encode(text, spans, out, |word, tokens| self.tokenizer.get_model().tokenize_pipeline(word, model, tokens))
+        cache.encode(text, spans, tokens, |word, tokens| self.tokenizer.get_model().tokenize_pipeline(word, model, tokens))
     }
 }
 
@@ -112,7 +113,9 @@ impl Ids for Fast {
     fn encode(&self, text: &str, scratch: &mut Scratch, out: &mut Vec<u32>) -> Result<(), String> {
         // Taken, so that one in whose midst the engine panicked is not used again.
         let mut mine = scratch.fast.take().filter(|s| s.owner == self.number).unwrap_or_else(|| self.new_scratch());
-        guarded(|| self.encode_text(text, &mut mine, out))?;
+        mine.tokens.clear();
+        guarded(|| self.encode_text(text, &mut mine))?;
+        out.extend_from_slice(PipelineToken::cast_slice(&mine.tokens));
         scratch.fast = Some(mine);
         Ok(())
     }

@@ -27,9 +27,6 @@ const MOST: usize = 16;
 /// Bytes of a key.
 const KEY: usize = 16;
 
-/// Ids gathered before they are appended.
-const STAGE: usize = 256;
-
 /// A pre-token's bytes, little-endian, filled up with zeroes, and its length in the last byte.
 type Key = [u64; 2];
 
@@ -68,8 +65,6 @@ pub(super) struct PretokenCache {
     longer: Vec<[[u32; MOST]; 2]>,
     keys: [Key; BLOCK],
     places: [u32; BLOCK],
-    stage: [u32; STAGE + MOST],
-    tokens: Vec<PipelineToken>,
 }
 
 impl Default for PretokenCache {
@@ -81,14 +76,7 @@ impl Default for PretokenCache {
 impl PretokenCache {
     fn with_buckets(count: usize) -> PretokenCache {
         assert!(count.is_power_of_two() && count <= 1 << 32);
-        PretokenCache {
-            buckets: vec![Bucket::default(); count],
-            longer: vec![[[0; MOST]; 2]; count],
-            keys: [[0; 2]; BLOCK],
-            places: [0; BLOCK],
-            stage: [0; STAGE + MOST],
-            tokens: Vec::new(),
-        }
+        PretokenCache { buckets: vec![Bucket::default(); count], longer: vec![[[0; MOST]; 2]; count], keys: [[0; 2]; BLOCK], places: [0; BLOCK] }
     }
 
     /// Appends the ids of the pre-tokens of `text` that lie at `spans`. `model` encodes one that is not known, appending its ids.
@@ -96,11 +84,10 @@ impl PretokenCache {
         &mut self,
         text: &str,
         spans: &[Span],
-        out: &mut Vec<u32>,
+        out: &mut Vec<PipelineToken>,
         mut model: impl FnMut(&str, &mut Vec<PipelineToken>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let PretokenCache { buckets, longer, keys, places, stage, tokens } = self;
-        let mut staged = 0;
+        let PretokenCache { buckets, longer, keys, places } = self;
         for block in spans.chunks(BLOCK) {
             for (span, (key, place)) in block.iter().zip(keys.iter_mut().zip(places.iter_mut())) {
                 *key = key_of(text.as_bytes(), span);
@@ -111,36 +98,28 @@ impl PretokenCache {
                 let (bucket, longer) = (&mut buckets[*place as usize], &mut longer[*place as usize]);
                 // Without a branch, as which of the two it is cannot be guessed.
                 let way = usize::from((bucket.keys[0][0] ^ key[0]) | (bucket.keys[0][1] ^ key[1]) != 0);
+                let before = out.len();
                 if bucket.keys[way] == *key {
+                    // All that is there is copied, which needs no loop and no call, and what is too much is dropped.
                     let count = usize::from(bucket.counts[way]);
                     if count <= INLINE {
-                        stage[staged..staged + INLINE].copy_from_slice(&bucket.ids[way]);
+                        out.extend_from_slice(&bucket.ids[way].map(PipelineToken::from));
                     } else {
-                        stage[staged..staged + MOST].copy_from_slice(&longer[way]);
+                        out.extend_from_slice(&longer[way].map(PipelineToken::from));
                     }
-                    staged += count;
-                    if staged > STAGE {
-                        out.extend_from_slice(&stage[..std::mem::take(&mut staged)]);
-                    }
+                    out.truncate(before + count);
                     if way == 1 {
                         bucket.promote(longer);
                     }
-                    continue;
-                }
-                if span.start == span.end {
-                    continue;
-                }
-                out.extend_from_slice(&stage[..std::mem::take(&mut staged)]);
-                tokens.clear();
-                model(&text[span.range()], tokens)?;
-                let ids = PipelineToken::cast_slice(tokens);
-                out.extend_from_slice(ids);
-                if *key != CUTS[KEY].length && ids.len() <= MOST {
-                    bucket.put(*key, ids, longer);
+                } else if span.start < span.end {
+                    model(&text[span.range()], out)?;
+                    let ids = PipelineToken::cast_slice(&out[before..]);
+                    if *key != CUTS[KEY].length && ids.len() <= MOST {
+                        bucket.put(*key, ids, longer);
+                    }
                 }
             }
         }
-        out.extend_from_slice(&stage[..staged]);
         Ok(())
     }
 }
@@ -151,8 +130,9 @@ impl Bucket {
         let way = usize::from(self.keys[0] != [0, 0]);
         self.keys[way] = key;
         self.counts[way] = ids.len() as u8;
+        // One by one as far as there is room, since a call costs more than that.
         let place = if ids.len() <= INLINE { &mut self.ids[way][..] } else { &mut longer[way][..] };
-        place[..ids.len()].copy_from_slice(ids);
+        place.iter_mut().enumerate().for_each(|(i, place)| *place = ids.get(i).copied().unwrap_or(0));
     }
 
     /// The two change places.
@@ -224,7 +204,7 @@ mod tests {
                     text.extend(word);
                     spans.push(span(start, text.len()));
                 }
-                let (mut out, mut expected) = (vec![7], Vec::new());
+                let (mut out, mut expected) = (vec![PipelineToken::from(7)], Vec::new());
                 cache
                     .encode(&text, &spans, &mut out, |word, out| {
                         *asked.entry(word.to_string()).or_default() += 1;
@@ -232,7 +212,7 @@ mod tests {
                     })
                     .unwrap();
                 spans.iter().filter(|s| s.start < s.end).for_each(|s| planted(&text[s.range()], &mut expected).unwrap());
-                assert_eq!(out[1..], *PipelineToken::cast_slice(&expected), "{buckets} buckets, round {round}");
+                assert_eq!(out[1..], expected, "{buckets} buckets, round {round}");
                 words += spans.len();
             }
             let times: u32 = asked.values().sum();
@@ -254,7 +234,7 @@ mod tests {
                 };
                 let mut out = Vec::new();
                 cache.encode(&word, &[span(0, word.len())], &mut out, letters).unwrap();
-                assert_eq!(out, word.bytes().map(u32::from).collect::<Vec<_>>());
+                assert_eq!(PipelineToken::cast_slice(&out), word.bytes().map(u32::from).collect::<Vec<_>>());
             }
         }
         assert_eq!(asked.iter().filter(|word| *word == " the").count(), 1);
@@ -276,6 +256,6 @@ mod tests {
         cache.encode(text, &spans, &mut out, planted).unwrap();
         planted("good", &mut expected).unwrap();
         planted(" bad", &mut expected).unwrap();
-        assert_eq!(out, PipelineToken::cast_slice(&expected));
+        assert_eq!(out, expected);
     }
 }
