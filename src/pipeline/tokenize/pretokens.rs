@@ -5,12 +5,13 @@
 //! after the other, while here a block's places are worked out first and fetched from memory together; and it is larger, since what waits is not the
 //! lookup. Both are right whatever the other forgets.
 //!
-//! The cache is a table of buckets, one cache line each, in which two pre-tokens lie. A new one takes the second place; one that is found there takes
-//! the first, so that words which come once do not drive out those which come again. Only pre-tokens of up to 15 bytes are kept, by all of their bytes: what is
-//! found is what was put in, never something of the same hash.
+//! Pre-tokens of up to 15 bytes lie in a table of buckets, one cache line each, two in each. A new one takes the second place; one that is found there takes
+//! the first, so that words which come once do not drive out those which come again. Longer ones, a few in a hundred words, lie in a table of their own. All of their
+//! bytes are kept and compared: what is found is what was put in, never something of the same hash.
 
 use crate::os::memory::prefetch;
 use tokenizers_fast::pipeline::{PipelineToken, Span};
+use twox_hash::XxHash3_64;
 
 /// Buckets of a table: 4 MiB, and twice that for what does not fit into them. With half as many, English that was not seen before takes a tenth longer.
 const BUCKETS: usize = 1 << 16;
@@ -21,8 +22,14 @@ const BLOCK: usize = 64;
 /// Ids that lie in the bucket itself.
 const INLINE: usize = 3;
 
-/// Ids of the longest encoding that is kept. A pre-token of 15 bytes has more only if a model makes more ids than bytes.
+/// Ids of the longest encoding that is kept.
 const MOST: usize = 16;
+
+/// Places for longer pre-tokens: 1 MiB.
+const LONG_PLACES: usize = 1 << 13;
+
+/// Bytes of the longest pre-token that is kept.
+const LONGEST: usize = 56;
 
 /// Bytes of a key.
 const KEY: usize = 16;
@@ -40,15 +47,29 @@ struct Bucket {
     counts: [u8; 2],
 }
 
+/// The key of longer ones, which no bucket holds.
+const LONG: Key = [u64::MAX, u64::MAX];
+
+/// A longer pre-token.
+#[derive(Clone)]
+#[repr(C, align(128))]
+struct Long {
+    /// Zero where there is none yet.
+    length: u8,
+    count: u8,
+    bytes: [u8; LONGEST],
+    ids: [u32; MOST],
+}
+
 /// How the bytes from a pre-token's start on become its key.
 struct Cut {
     keep: Key,
     length: Key,
 }
 
-/// By a pre-token's length. The last: one that is too long, whose key no bucket holds.
-const CUTS: [Cut; KEY + 1] = {
-    let mut cuts = [const { Cut { keep: [0, 0], length: [u64::MAX, u64::MAX] } }; KEY + 1];
+/// By a pre-token's length.
+const CUTS: [Cut; KEY] = {
+    let mut cuts = [const { Cut { keep: [0, 0], length: [0, 0] } }; KEY];
     let mut i = 0;
     while i < KEY {
         let keep = (1u128 << (8 * i)) - 1;
@@ -63,20 +84,27 @@ pub(super) struct PretokenCache {
     buckets: Vec<Bucket>,
     /// For each bucket, ids that do not fit into it.
     longer: Vec<[[u32; MOST]; 2]>,
+    long: Vec<Long>,
     keys: [Key; BLOCK],
     places: [u32; BLOCK],
 }
 
 impl Default for PretokenCache {
     fn default() -> PretokenCache {
-        PretokenCache::with_buckets(BUCKETS)
+        PretokenCache::of_size(BUCKETS, LONG_PLACES)
     }
 }
 
 impl PretokenCache {
-    fn with_buckets(count: usize) -> PretokenCache {
-        assert!(count.is_power_of_two() && count <= 1 << 32);
-        PretokenCache { buckets: vec![Bucket::default(); count], longer: vec![[[0; MOST]; 2]; count], keys: [[0; 2]; BLOCK], places: [0; BLOCK] }
+    /// Both numbers are powers of two.
+    fn of_size(buckets: usize, long: usize) -> PretokenCache {
+        PretokenCache {
+            buckets: vec![Bucket::default(); buckets],
+            longer: vec![[[0; MOST]; 2]; buckets],
+            long: vec![Long { length: 0, count: 0, bytes: [0; LONGEST], ids: [0; MOST] }; long],
+            keys: [LONG; BLOCK],
+            places: [0; BLOCK],
+        }
     }
 
     /// Appends the ids of the pre-tokens of `text` that lie at `spans`. `model` encodes one that is not known, appending its ids.
@@ -87,34 +115,42 @@ impl PretokenCache {
         out: &mut Vec<PipelineToken>,
         mut model: impl FnMut(&str, &mut Vec<PipelineToken>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let PretokenCache { buckets, longer, keys, places } = self;
+        let PretokenCache { buckets, longer, long, keys, places } = self;
         for block in spans.chunks(BLOCK) {
             for (span, (key, place)) in block.iter().zip(keys.iter_mut().zip(places.iter_mut())) {
-                *key = key_of(text.as_bytes(), span);
-                *place = hash(*key) & (buckets.len() - 1) as u32;
-                prefetch(&buckets[*place as usize]);
+                if (span.end - span.start) < KEY as u32 {
+                    *key = key_of(text.as_bytes(), span);
+                    *place = hash(*key) & (buckets.len() - 1) as u32;
+                    prefetch(&buckets[*place as usize]);
+                } else {
+                    *key = LONG;
+                    *place = XxHash3_64::oneshot(&text.as_bytes()[span.range()]) as u32 & (long.len() - 1) as u32;
+                    prefetch(&long[*place as usize]);
+                }
             }
             for (span, (key, place)) in block.iter().zip(keys.iter().zip(places.iter())) {
+                if *key == LONG {
+                    long[*place as usize].encode(&text[span.range()], out, &mut model)?;
+                    continue;
+                }
                 let (bucket, longer) = (&mut buckets[*place as usize], &mut longer[*place as usize]);
                 // Without a branch, as which of the two it is cannot be guessed.
                 let way = usize::from((bucket.keys[0][0] ^ key[0]) | (bucket.keys[0][1] ^ key[1]) != 0);
                 let before = out.len();
                 if bucket.keys[way] == *key {
-                    // All that is there is copied, which needs no loop and no call, and what is too much is dropped.
                     let count = usize::from(bucket.counts[way]);
                     if count <= INLINE {
-                        out.extend_from_slice(&bucket.ids[way].map(PipelineToken::from));
+                        append(bucket.ids[way], count, out)
                     } else {
-                        out.extend_from_slice(&longer[way].map(PipelineToken::from));
+                        append(longer[way], count, out)
                     }
-                    out.truncate(before + count);
                     if way == 1 {
                         bucket.promote(longer);
                     }
                 } else if span.start < span.end {
                     model(&text[span.range()], out)?;
                     let ids = PipelineToken::cast_slice(&out[before..]);
-                    if *key != CUTS[KEY].length && ids.len() <= MOST {
+                    if ids.len() <= MOST {
                         bucket.put(*key, ids, longer);
                     }
                 }
@@ -124,15 +160,26 @@ impl PretokenCache {
     }
 }
 
+/// Appends the first `count` of `ids`: all are copied, which needs no loop and no call, and what is too much is dropped.
+#[inline(always)]
+fn append<const N: usize>(ids: [u32; N], count: usize, out: &mut Vec<PipelineToken>) {
+    let before = out.len();
+    out.extend_from_slice(&ids.map(PipelineToken::from));
+    out.truncate(before + count);
+}
+
+/// The other way: one by one as far as there is room, since a call for a few ids costs more than that.
+fn keep(ids: &[u32], place: &mut [u32]) {
+    place.iter_mut().enumerate().for_each(|(i, place)| *place = ids.get(i).copied().unwrap_or(0));
+}
+
 impl Bucket {
     /// Takes the second place, or the first while nothing is there.
     fn put(&mut self, key: Key, ids: &[u32], longer: &mut [[u32; MOST]; 2]) {
         let way = usize::from(self.keys[0] != [0, 0]);
         self.keys[way] = key;
         self.counts[way] = ids.len() as u8;
-        // One by one as far as there is room, since a call costs more than that.
-        let place = if ids.len() <= INLINE { &mut self.ids[way][..] } else { &mut longer[way][..] };
-        place.iter_mut().enumerate().for_each(|(i, place)| *place = ids.get(i).copied().unwrap_or(0));
+        if ids.len() <= INLINE { keep(ids, &mut self.ids[way]) } else { keep(ids, &mut longer[way]) }
     }
 
     /// The two change places.
@@ -146,16 +193,39 @@ impl Bucket {
     }
 }
 
+impl Long {
+    fn encode<E>(
+        &mut self,
+        word: &str,
+        out: &mut Vec<PipelineToken>,
+        model: &mut impl FnMut(&str, &mut Vec<PipelineToken>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let (length, before) = (word.len(), out.len());
+        if usize::from(self.length) == length && self.bytes[..length] == *word.as_bytes() {
+            append(self.ids, self.count.into(), out);
+            return Ok(());
+        }
+        model(word, out)?;
+        let ids = PipelineToken::cast_slice(&out[before..]);
+        if length <= LONGEST && ids.len() <= MOST {
+            (self.length, self.count) = (length as u8, ids.len() as u8);
+            self.bytes[..length].copy_from_slice(word.as_bytes());
+            keep(ids, &mut self.ids);
+        }
+        Ok(())
+    }
+}
+
+/// Of a pre-token of less than `KEY` bytes.
 #[inline(always)]
 fn key_of(text: &[u8], span: &Span) -> Key {
     let (start, length) = (span.start as usize, (span.end - span.start) as usize);
     let bytes = text[start..].first_chunk().copied().unwrap_or_else(|| {
         let mut bytes = [0; KEY];
-        let last = &text[start..][..length.min(KEY)];
-        bytes[..last.len()].copy_from_slice(last);
+        bytes[..length].copy_from_slice(&text[start..][..length]);
         bytes
     });
-    let cut = &CUTS[length.min(KEY)];
+    let cut = &CUTS[length];
     let bytes = u128::from_le_bytes(bytes);
     [(bytes as u64 & cut.keep[0]) | cut.length[0], ((bytes >> 64) as u64 & cut.keep[1]) | cut.length[1]]
 }
@@ -187,7 +257,7 @@ mod tests {
     #[test]
     fn ids_are_the_models_however_small_the_table_and_wherever_words_lie() {
         for buckets in [1, 2, 64] {
-            let mut cache = PretokenCache::with_buckets(buckets);
+            let mut cache = PretokenCache::of_size(buckets, buckets);
             let (mut asked, mut words) = (BTreeMap::<String, u32>::new(), 0);
             for round in 0..300u64 {
                 let mut random = mix(round);
@@ -200,7 +270,8 @@ mod tests {
                 for _ in 0..next(400) {
                     let start = text.len();
                     let letters = if next(4) == 0 { 60 } else { 2 };
-                    let word: Vec<char> = (0..next(22)).map(|_| char::from_u32([0, 97][next(2)] + next(letters) as u32).unwrap()).collect();
+                    let most = [20, 20, 20, 80][next(4)];
+                    let word: Vec<char> = (0..next(most)).map(|_| char::from_u32([0, 97][next(2)] + next(letters) as u32).unwrap()).collect();
                     text.extend(word);
                     spans.push(span(start, text.len()));
                 }
@@ -217,13 +288,13 @@ mod tests {
             }
             let times: u32 = asked.values().sum();
             assert!((times as usize) < words, "something was found: {times} of {words}");
-            assert!(!asked.contains_key("") && asked.keys().any(|word| word.len() >= KEY));
+            assert!(!asked.contains_key("") && asked.keys().any(|word| word.len() > LONGEST));
         }
     }
 
     #[test]
     fn a_word_that_comes_again_stays_known_however_many_come_once() {
-        let mut cache = PretokenCache::with_buckets(1);
+        let mut cache = PretokenCache::of_size(1, 1);
         let mut asked = Vec::new();
         for i in 0..100 {
             for word in [" the".to_string(), format!(" once{i}")] {
@@ -243,7 +314,7 @@ mod tests {
 
     #[test]
     fn what_a_model_refuses_is_not_remembered() {
-        let mut cache = PretokenCache::with_buckets(4);
+        let mut cache = PretokenCache::of_size(4, 4);
         let (text, spans) = ("good bad", [span(0, 4), span(4, 8)]);
         let mut out = Vec::new();
         for _ in 0..2 {
