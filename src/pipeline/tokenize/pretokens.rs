@@ -22,6 +22,9 @@ const BLOCK: usize = 64;
 /// Ids that lie in the bucket itself.
 const INLINE: usize = 3;
 
+/// As many, if each takes two bytes.
+const NARROW: usize = 2 * INLINE;
+
 /// Ids of the longest encoding that is kept.
 const MOST: usize = 16;
 
@@ -42,9 +45,20 @@ type Key = [u64; 2];
 struct Bucket {
     /// All zero where there is none yet: that is the key of an empty pre-token, which has no ids.
     keys: [Key; 2],
+    /// Up to `INLINE` ids, or up to `NARROW` of two bytes each, or else nothing: then they lie in `PretokenCache::longer`.
     ids: [[u32; INLINE]; 2],
-    /// How many ids each has; those of one that has more than `INLINE` lie in `PretokenCache::longer`.
+    forms: [Form; 2],
+    /// How many ids each has.
     counts: [u8; 2],
+}
+
+/// How ids lie in a bucket.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Form {
+    #[default]
+    Whole,
+    Narrow,
+    Elsewhere,
 }
 
 /// The key of longer ones, which no bucket holds.
@@ -139,10 +153,10 @@ impl PretokenCache {
                 let before = out.len();
                 if bucket.keys[way] == *key {
                     let count = usize::from(bucket.counts[way]);
-                    if count <= INLINE {
-                        append(bucket.ids[way], count, out)
-                    } else {
-                        append(longer[way], count, out)
+                    match bucket.forms[way] {
+                        Form::Whole => append(bucket.ids[way], count, out),
+                        Form::Narrow => append(unpacked(bucket.ids[way]), count, out),
+                        Form::Elsewhere => append(longer[way], count, out),
                     }
                     if way == 1 {
                         bucket.promote(longer);
@@ -179,18 +193,41 @@ impl Bucket {
         let way = usize::from(self.keys[0] != [0, 0]);
         self.keys[way] = key;
         self.counts[way] = ids.len() as u8;
-        if ids.len() <= INLINE { keep(ids, &mut self.ids[way]) } else { keep(ids, &mut longer[way]) }
+        self.forms[way] = if ids.len() <= INLINE {
+            keep(ids, &mut self.ids[way]);
+            Form::Whole
+        } else if ids.len() <= NARROW && ids.iter().all(|id| *id <= u32::from(u16::MAX)) {
+            let mut all = [0; NARROW];
+            keep(ids, &mut all);
+            self.ids[way] = packed(all);
+            Form::Narrow
+        } else {
+            keep(ids, &mut longer[way]);
+            Form::Elsewhere
+        };
     }
 
     /// The two change places.
     fn promote(&mut self, longer: &mut [[u32; MOST]; 2]) {
-        if usize::from(self.counts[0].max(self.counts[1])) > INLINE {
+        if self.forms.contains(&Form::Elsewhere) {
             longer.swap(0, 1);
         }
+        self.forms.swap(0, 1);
         self.keys.swap(0, 1);
         self.ids.swap(0, 1);
         self.counts.swap(0, 1);
     }
+}
+
+/// Ids below 65,536, two in each word.
+fn packed(ids: [u32; NARROW]) -> [u32; INLINE] {
+    std::array::from_fn(|i| ids[2 * i] | ids[2 * i + 1] << 16)
+}
+
+/// The other way.
+#[inline(always)]
+fn unpacked(words: [u32; INLINE]) -> [u32; NARROW] {
+    std::array::from_fn(|i| words[i / 2] >> (16 * (i % 2)) & 0xFFFF)
 }
 
 impl Long {
@@ -243,10 +280,11 @@ mod tests {
     use crate::base::mix;
     use std::collections::BTreeMap;
 
-    /// A model whose ids tell each byte of a word, its length, and how many ids there are: 0 to 20.
+    /// A model whose ids depend on each byte of a word and on its length: 0 to 20 ids, of four bytes or of two.
     fn planted(word: &str, out: &mut Vec<PipelineToken>) -> Result<(), ()> {
         let all = word.bytes().fold(word.len() as u64, |all, byte| mix(all ^ u64::from(byte)));
-        out.extend((0..all % 21).map(|i| PipelineToken::from((mix(all) >> i) as u32)));
+        let mask = if all & 32 == 0 { u32::MAX } else { 0xFFFF };
+        out.extend((0..all % 21).map(|i| PipelineToken::from((mix(all) >> i) as u32 & mask)));
         Ok(())
     }
 
