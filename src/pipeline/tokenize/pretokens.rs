@@ -13,8 +13,8 @@ use crate::os::memory::prefetch;
 use tokenizers_fast::pipeline::{PipelineToken, Span};
 use twox_hash::XxHash3_64;
 
-/// Buckets of a table: 4 MiB, and twice that for what does not fit into them. With half as many, English that was not seen before takes a tenth longer.
-const BUCKETS: usize = 1 << 16;
+/// Buckets of a table: 8 MiB.
+const BUCKETS: usize = 1 << 17;
 
 /// Pre-tokens whose places are worked out, and fetched, together.
 const BLOCK: usize = 64;
@@ -28,8 +28,8 @@ const NARROW: usize = 2 * INLINE;
 /// Ids of the longest encoding that is kept.
 const MOST: usize = 16;
 
-/// Places for longer pre-tokens: 1 MiB.
-const LONG_PLACES: usize = 1 << 13;
+/// Places for longer pre-tokens, and as many for pre-tokens of more ids: 1 MiB each.
+const PLACES: usize = 1 << 13;
 
 /// Bytes of the longest pre-token that is kept.
 const LONGEST: usize = 56;
@@ -45,7 +45,7 @@ type Key = [u64; 2];
 struct Bucket {
     /// All zero where there is none yet: that is the key of an empty pre-token, which has no ids.
     keys: [Key; 2],
-    /// Up to `INLINE` ids, or up to `NARROW` of two bytes each, or else nothing: then they lie in `PretokenCache::longer`.
+    /// Up to `INLINE` ids, or up to `NARROW` of two bytes each, or else nothing: then they lie in `PretokenCache::many`.
     ids: [[u32; INLINE]; 2],
     forms: [Form; 2],
     /// How many ids each has.
@@ -63,6 +63,14 @@ enum Form {
 
 /// The key of longer ones, which no bucket holds.
 const LONG: Key = [u64::MAX, u64::MAX];
+
+/// Ids of a pre-token that has many.
+#[derive(Clone, Default)]
+#[repr(C, align(16))]
+struct Many {
+    key: Key,
+    ids: [u32; MOST],
+}
 
 /// A longer pre-token.
 #[derive(Clone)]
@@ -96,8 +104,7 @@ const CUTS: [Cut; KEY] = {
 /// The cache of one thread, for one model.
 pub(super) struct PretokenCache {
     buckets: Vec<Bucket>,
-    /// For each bucket, ids that do not fit into it.
-    longer: Vec<[[u32; MOST]; 2]>,
+    many: Vec<Many>,
     long: Vec<Long>,
     keys: [Key; BLOCK],
     places: [u32; BLOCK],
@@ -105,17 +112,17 @@ pub(super) struct PretokenCache {
 
 impl Default for PretokenCache {
     fn default() -> PretokenCache {
-        PretokenCache::of_size(BUCKETS, LONG_PLACES)
+        PretokenCache::of_size(BUCKETS, PLACES)
     }
 }
 
 impl PretokenCache {
     /// Both numbers are powers of two.
-    fn of_size(buckets: usize, long: usize) -> PretokenCache {
+    fn of_size(buckets: usize, places: usize) -> PretokenCache {
         PretokenCache {
             buckets: vec![Bucket::default(); buckets],
-            longer: vec![[[0; MOST]; 2]; buckets],
-            long: vec![Long { length: 0, count: 0, bytes: [0; LONGEST], ids: [0; MOST] }; long],
+            many: vec![Many::default(); places],
+            long: vec![Long { length: 0, count: 0, bytes: [0; LONGEST], ids: [0; MOST] }; places],
             keys: [LONG; BLOCK],
             places: [0; BLOCK],
         }
@@ -129,7 +136,7 @@ impl PretokenCache {
         out: &mut Vec<PipelineToken>,
         mut model: impl FnMut(&str, &mut Vec<PipelineToken>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let PretokenCache { buckets, longer, long, keys, places } = self;
+        let PretokenCache { buckets, many, long, keys, places } = self;
         for block in spans.chunks(BLOCK) {
             for (span, (key, place)) in block.iter().zip(keys.iter_mut().zip(places.iter_mut())) {
                 if (span.end - span.start) < KEY as u32 {
@@ -147,25 +154,30 @@ impl PretokenCache {
                     long[*place as usize].encode(&text[span.range()], out, &mut model)?;
                     continue;
                 }
-                let (bucket, longer) = (&mut buckets[*place as usize], &mut longer[*place as usize]);
+                let bucket = &mut buckets[*place as usize];
                 // Without a branch, as which of the two it is cannot be guessed.
                 let way = usize::from((bucket.keys[0][0] ^ key[0]) | (bucket.keys[0][1] ^ key[1]) != 0);
-                let before = out.len();
-                if bucket.keys[way] == *key {
-                    let count = usize::from(bucket.counts[way]);
-                    match bucket.forms[way] {
+                let count = usize::from(bucket.counts[way]);
+                let known = bucket.keys[way] == *key
+                    && match bucket.forms[way] {
                         Form::Whole => append(bucket.ids[way], count, out),
                         Form::Narrow => append(unpacked(bucket.ids[way]), count, out),
-                        Form::Elsewhere => append(longer[way], count, out),
-                    }
+                        Form::Elsewhere => {
+                            let many = &many[*place as usize & (many.len() - 1)];
+                            many.key == *key && append(many.ids, count, out)
+                        }
+                    };
+                if known {
                     if way == 1 {
-                        bucket.promote(longer);
+                        bucket.promote();
                     }
                 } else if span.start < span.end {
+                    let before = out.len();
                     model(&text[span.range()], out)?;
                     let ids = PipelineToken::cast_slice(&out[before..]);
                     if ids.len() <= MOST {
-                        bucket.put(*key, ids, longer);
+                        let at = *place as usize & (many.len() - 1);
+                        bucket.put(*key, ids, &mut many[at]);
                     }
                 }
             }
@@ -174,12 +186,13 @@ impl PretokenCache {
     }
 }
 
-/// Appends the first `count` of `ids`: all are copied, which needs no loop and no call, and what is too much is dropped.
+/// Appends the first `count` of `ids`: all are copied, which needs no loop and no call, and what is too much is dropped. True.
 #[inline(always)]
-fn append<const N: usize>(ids: [u32; N], count: usize, out: &mut Vec<PipelineToken>) {
+fn append<const N: usize>(ids: [u32; N], count: usize, out: &mut Vec<PipelineToken>) -> bool {
     let before = out.len();
     out.extend_from_slice(&ids.map(PipelineToken::from));
     out.truncate(before + count);
+    true
 }
 
 /// The other way: one by one as far as there is room, since a call for a few ids costs more than that.
@@ -188,9 +201,9 @@ fn keep(ids: &[u32], place: &mut [u32]) {
 }
 
 impl Bucket {
-    /// Takes the second place, or the first while nothing is there.
-    fn put(&mut self, key: Key, ids: &[u32], longer: &mut [[u32; MOST]; 2]) {
-        let way = usize::from(self.keys[0] != [0, 0]);
+    /// Takes the second place, or the first while nothing is there, or the one that it had.
+    fn put(&mut self, key: Key, ids: &[u32], many: &mut Many) {
+        let way = usize::from(self.keys[0] != [0, 0] && self.keys[0] != key);
         self.keys[way] = key;
         self.counts[way] = ids.len() as u8;
         self.forms[way] = if ids.len() <= INLINE {
@@ -202,16 +215,14 @@ impl Bucket {
             self.ids[way] = packed(all);
             Form::Narrow
         } else {
-            keep(ids, &mut longer[way]);
+            many.key = key;
+            keep(ids, &mut many.ids);
             Form::Elsewhere
         };
     }
 
     /// The two change places.
-    fn promote(&mut self, longer: &mut [[u32; MOST]; 2]) {
-        if self.forms.contains(&Form::Elsewhere) {
-            longer.swap(0, 1);
-        }
+    fn promote(&mut self) {
         self.forms.swap(0, 1);
         self.keys.swap(0, 1);
         self.ids.swap(0, 1);
