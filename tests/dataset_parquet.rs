@@ -114,6 +114,37 @@ fn only_the_pages_that_hold_the_rows_are_read() {
 }
 
 #[test]
+fn any_row_can_be_read_after_any_other_also_over_the_ends_of_row_groups() {
+    let dir = tempfile::tempdir().unwrap();
+    let expected = numbered(24);
+    let set = open(&written(dir.path(), "a.parquet", &table(&present(&expected), 8, plain())), dir.path());
+    let (mut reader, mut batch) = (set.reader(), DocBatch::new());
+    for first in 0..24 {
+        for then in 0..24 {
+            for row in [first, then] {
+                reader.read(row..row + 1, &mut batch).unwrap_or_else(|e| panic!("row {then} after row {first}: {e}"));
+                assert_eq!(batch.text(0), expected[row as usize]);
+            }
+        }
+    }
+}
+
+#[test]
+fn row_groups_read_one_after_the_other_are_read_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let expected = numbered(8000);
+    let set = open(&written(dir.path(), "a.parquet", &table(&present(&expected), 1000, plain())), dir.path());
+    let before = set.bytes_read();
+    let (mut reader, mut batch) = (set.reader(), DocBatch::new());
+    for from in (0..8000).step_by(250) {
+        reader.read(from..from + 250, &mut batch).unwrap();
+    }
+    let column = expected.iter().map(|t| t.len() as u64 + 4).sum::<u64>();
+    let read = (set.bytes_read() - before) as f64 / column as f64;
+    assert!(read < 1.25, "read {read:.2} times the column");
+}
+
+#[test]
 fn null_text_follows_the_policy() {
     let dir = tempfile::tempdir().unwrap();
     let mut rows = present(&numbered(100));

@@ -174,6 +174,8 @@ impl Source {
 pub(super) struct RowCursor {
     /// `None` if all rows are null.
     column: Option<ColumnReaderImpl<ByteArrayType>>,
+    /// Rows of the group that lie ahead.
+    left: usize,
     levels: Vec<i16>,
     values: Vec<ByteArray>,
     /// Definition level of a row that is not null.
@@ -191,7 +193,12 @@ impl RowCursor {
         let descr = chunk.column_descr_ptr();
         let defined = descr.max_def_level();
         let column = (!table.null).then(|| GenericColumnReader::new(descr, Box::new(pages)));
-        Ok(RowCursor { column, levels: Vec::new(), values: Vec::new(), defined })
+        Ok(RowCursor { column, left: rows, levels: Vec::new(), values: Vec::new(), defined })
+    }
+
+    /// Whether it has come to the end of its row group. That is also where the next group begins, whose rows it does not have.
+    pub fn is_at_end(&self) -> bool {
+        self.left == 0
     }
 
     /// Memory that it is taken to hold.
@@ -201,6 +208,7 @@ impl RowCursor {
 
     /// Skips `n` rows. Pages that hold none of interest are not read.
     pub fn skip(&mut self, n: usize) -> Result<(), String> {
+        self.left = self.left.saturating_sub(n);
         let Some(column) = &mut self.column else { return Ok(()) };
         let skipped = catch_unwind(AssertUnwindSafe(|| column.skip_records(n)));
         match skipped.unwrap_or_else(|_| Err(ParquetError::General("it makes no sense".into()))) {
@@ -213,6 +221,7 @@ impl RowCursor {
     /// Reads `n` rows, calling `each` with every row's bytes, `None` for null. After an error the cursor is of no use, and
     /// `each` has been called for none of the last `ROWS` rows or more.
     pub fn read(&mut self, n: usize, mut each: impl FnMut(Option<&[u8]>)) -> Result<(), String> {
+        self.left = self.left.saturating_sub(n);
         let Some(column) = &mut self.column else {
             (0..n).for_each(|_| each(None));
             return Ok(());

@@ -199,7 +199,9 @@ impl Streams {
         };
         cursor.skip((from - position) as usize).map_err(Ok)?;
         cursor.read((rows.end - rows.start) as usize, each).map_err(Ok)?;
-        self.cursors.put(number, place.line + rows.end, cursor, RowCursor::cost(group_bytes));
+        if !cursor.is_at_end() {
+            self.cursors.put(number, place.line + rows.end, cursor, RowCursor::cost(group_bytes));
+        }
         Ok(())
     }
 
