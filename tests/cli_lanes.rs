@@ -218,6 +218,14 @@ fn explain_says_what_a_recipe_does() {
 }
 
 #[test]
+fn a_step_of_more_tokens_than_any_run_takes_is_told_what_global_batch_counts() {
+    let of = |rows: &str| house(|r| r.replace("max_length = 32", "max_length = 2048").replace("global_batch = 8", &format!("global_batch = {rows}")));
+    let said = laneway(&of("1048576"), &["explain", "recipe.toml"]);
+    assert!(said.err.contains("a step is 1048576 rows of 2048 tokens each; batch.global_batch counts rows, not tokens"), "{}", said.err);
+    assert!(!laneway(&of("8192"), &["explain", "recipe.toml"]).err.contains("counts rows"));
+}
+
+#[test]
 fn mistakes_are_named_with_what_would_be_right() {
     let dir = house(str::to_owned);
     fs::write(dir.path().join("odd.toml"), RECIPE.replace("max_length", "max_lenght")).unwrap();

@@ -49,7 +49,7 @@ def test_a_document_longer_than_a_row_can_be_an_error_that_names_it_and_what_to_
     recipe = house(tmp_path, [2, 1, 4], long_documents="error")
     recipe["dataset"][0]["exhausted"] = "repeat"
     loader = Loader(recipe, framework="numpy")
-    with pytest.raises(errors.DataError, match=r"dataset 'd': document 2 has 4 tokens and a row 3; set pack.long_documents to split, truncate or drop, or raise"):
+    with pytest.raises(errors.DataError, match=r"dataset 'd': document 2 \(\S+data\.jsonl line 3\) has 4 tokens and a row 3; set pack.long_documents to split, truncate or drop, or raise"):
         for _ in range(5):
             next(loader)
 
