@@ -145,6 +145,29 @@ fn row_groups_read_one_after_the_other_are_read_once() {
 }
 
 #[test]
+fn a_file_that_can_be_read_no_more_is_an_error_and_no_damage_to_skip() {
+    let dir = tempfile::tempdir().unwrap();
+    // More files than are kept open, in each of which the text column is half read.
+    let names: Vec<String> = (0..1100).map(|i| format!("{i:04}.parquet")).collect();
+    let bytes = table(&present(&numbered(8)), 8, plain().set_data_page_size_limit(1).set_write_batch_size(1));
+    names.iter().for_each(|name| std::fs::write(dir.path().join(name), &bytes).unwrap());
+    let spec = DatasetSpec { on_error: ErrorPolicy::Skip, ..DatasetSpec::new("test", [dir.path().to_str().unwrap()]) };
+    let set = open(&spec, dir.path());
+    let (mut reader, mut batch) = (set.reader(), DocBatch::new());
+    for file in 0..1100 {
+        reader.read(file * 8..file * 8 + 2, &mut batch).unwrap();
+    }
+    reader.read(2..4, &mut batch).unwrap();
+    assert_eq!(batch.text(0), numbered(8)[2]);
+    std::fs::remove_file(dir.path().join("0007.parquet")).unwrap();
+    std::fs::write(dir.path().join("0008.parquet"), &bytes[..bytes.len() - 1]).unwrap();
+    let e = reader.read(58..60, &mut batch).unwrap_err();
+    assert!(e.message.contains("opening") && e.message.contains("0007.parquet: No such file"), "{e}");
+    let e = reader.read(66..68, &mut batch).unwrap_err();
+    assert!(e.message.contains("0008.parquet has changed since it was indexed"), "{e}");
+}
+
+#[test]
 fn null_text_follows_the_policy() {
     let dir = tempfile::tempdir().unwrap();
     let mut rows = present(&numbered(100));

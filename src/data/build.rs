@@ -161,9 +161,13 @@ impl<'a> Work<'a> {
             if self.compression != Compression::None {
                 return Ok(Piece::Damaged("a Parquet file is compressed inside; unpack it".into()));
             }
-            let source = Source::new(Arc::new(file), Arc::default()).map_err(reading)?;
+            let file = Arc::new(file);
+            let source = Arc::new(Source::new(&self.shard.path, Box::new(move || Ok(file.clone())), Arc::default())?);
             let rows = Table::open(&source, self.column).and_then(|table| table.rows(&source));
-            return Ok(rows.map_or_else(Piece::Damaged, Piece::Rows));
+            return match source.take_failure() {
+                Some(e) => Err(e),
+                None => Ok(rows.map_or_else(Piece::Damaged, Piece::Rows)),
+            };
         }
         if self.compression != Compression::None {
             let copy = self.claimed.as_ref().map(Claimed::reframing);
