@@ -21,7 +21,7 @@ use std::time::Duration;
 use twox_hash::XxHash3_64;
 
 /// Raised whenever the same shard would get another index.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 /// A shard smaller than this is indexed as fast as an index would be read, so none is kept.
 pub(super) const SMALL: u64 = 256 << 10;
