@@ -159,7 +159,7 @@ impl Loader {
         let first_steps: Vec<u64> = recipe.batch.global_batch.pairs().iter().map(|(step, _)| *step).collect();
         let rank = RankLanes::new(&schedule, options.rank, options.ranks, options.microbatch_size, options.uneven, &first_steps)?;
         let (most, length) = (recipe.batch.global_batch.pairs().iter().map(|(_, rows)| *rows).max().unwrap_or(0), recipe.pack.max_length);
-        if u64::from(most).saturating_mul(u64::from(length)) > LARGE_STEP {
+        if most.saturating_mul(u64::from(length)) > LARGE_STEP {
             tracing::warn!("a step is {most} rows of {length} tokens each; batch.global_batch counts rows, not tokens");
         }
         let source = |(dataset, source): (&crate::recipe::DatasetRecipe, &Source)| {
