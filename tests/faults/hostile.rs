@@ -48,6 +48,7 @@ impl Parts {
             layout_hash: layout(WORDS).hash(),
             input_bytes: 0,
             input_hash: 0,
+            shapes_bytes: 0,
         };
         let (segment, segment_fd) = Segment::create(&sizes).unwrap();
         let intro = StudentIntro {
