@@ -331,7 +331,17 @@ mod tests {
 
     #[test]
     fn every_kind_of_damage_is_refused_with_its_own_reason() {
-        let sizes = Sizes { seats: 8, cells: 64, slots: 80, sample_bytes: 100, slot_stride: 128, layout_hash: 7, input_bytes: 100, input_hash: 3, shapes_bytes: 40 };
+        let sizes = Sizes {
+            seats: 8,
+            cells: 64,
+            slots: 80,
+            sample_bytes: 100,
+            slot_stride: 128,
+            layout_hash: 7,
+            input_bytes: 100,
+            input_hash: 3,
+            shapes_bytes: 40,
+        };
         let good = Header::new(&sizes, 1 << 100 | 5, 10, 20, 30);
         let len = good.total_bytes as usize;
         good.check(len).unwrap();

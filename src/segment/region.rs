@@ -195,7 +195,17 @@ mod tests {
 
     #[test]
     fn a_segment_opens_again_and_foreign_or_unsealed_memory_does_not() {
-        let sizes = Sizes { seats: 8, cells: 64, slots: 72, sample_bytes: 8, slot_stride: 64, layout_hash: 9, input_bytes: 13, input_hash: 4, shapes_bytes: 24 };
+        let sizes = Sizes {
+            seats: 8,
+            cells: 64,
+            slots: 72,
+            sample_bytes: 8,
+            slot_stride: 64,
+            layout_hash: 9,
+            input_bytes: 13,
+            input_hash: 4,
+            shapes_bytes: 24,
+        };
         let (a, fd) = Segment::create(&sizes).unwrap();
         let b = Segment::open(fd.as_fd(), Some(9)).unwrap();
         assert_eq!(a.uuid(), b.uuid());

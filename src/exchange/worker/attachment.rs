@@ -103,7 +103,10 @@ impl Attachment {
         }
         if header.shapes_bytes != 0 && header.shapes_bytes != layout.shapes_bytes() as u64 {
             let (segment, layout) = (header.shapes_bytes, layout.shapes_bytes());
-            return Err(Error::new(Status::LayoutMismatch, format!("shapes of that student's samples have {layout} bytes ({segment} in its segment)")));
+            return Err(Error::new(
+                Status::LayoutMismatch,
+                format!("shapes of that student's samples have {layout} bytes ({segment} in its segment)"),
+            ));
         }
         let medium =
             medium::attach(custom, &student.medium.kind, &student.medium.buf_name, payload, header.slots, header.slot_stride as usize, make_on)?;

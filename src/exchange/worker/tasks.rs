@@ -67,7 +67,10 @@ impl InHand {
     fn tell_shapes(&mut self) {
         let (attachment, slot) = (self.attachment.clone(), self.slot);
         let is_ours = attachment.segment.slots()[slot as usize].word() == self.slot_word;
-        if is_ours && attachment.shapes_are_beside() && let Some(shapes) = self.shapes() {
+        if is_ours
+            && attachment.shapes_are_beside()
+            && let Some(shapes) = self.shapes()
+        {
             attachment.segment.write_shapes(slot, shapes);
         }
     }
