@@ -38,6 +38,9 @@ def standin_house(house, stand_in):
     ("promise", "worker"),
     [
         ("samples_are_tensors_of_the_device", "teacher"),
+        ("samples_on_the_device_have_lengths_of_their_own", "ragged_teacher"),
+        ("samples_on_the_device_have_lengths_of_their_own", "ragged_stranger"),
+        ("samples_on_the_device_have_lengths_of_their_own", "ragged_generator"),
         ("dlpack_shares_the_tensor_and_keeps_its_slot", "teacher"),
         ("a_dataset_yields_tensors_of_the_device", "teacher"),
         ("bytes_of_a_generator_arrive", "stranger"),
