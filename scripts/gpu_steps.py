@@ -32,6 +32,16 @@ def config(floats: int) -> BatchConfig:
     return BatchConfig([TensorSpec("x", (floats,), "float32")])
 
 
+def ragged_config(floats: int) -> BatchConfig:
+    """Samples of up to so many."""
+    return BatchConfig([TensorSpec("x", (f"n<={floats}",), "float32")])
+
+
+def random_length(seed: int, floats: int) -> int:
+    """How many the ticket of that seed holds: from none to all."""
+    return seed % (floats + 1)
+
+
 def random_data(seed: int, floats: int) -> np.ndarray:
     """What the ticket of that seed holds."""
     return np.random.default_rng(seed).random(floats, dtype=np.float32)
@@ -68,7 +78,8 @@ def teach(kind: str, floats: int, report: Path | None) -> None:
     def fill(tasks: list[Any]) -> None:
         nonlocal gpu, source
         for task in tasks:
-            out = task["x"]
+            # Where a tensor begins does not depend on its length.
+            out = task.set_length(n=floats)["x"] if kind == "ragged" else task["x"]
             if kind == "busy":
                 # Slower than the loop around it by far: an unrelated product first, then the sample.
                 torch = torch_with_cuda()
@@ -92,6 +103,14 @@ def teach(kind: str, floats: int, report: Path | None) -> None:
                 gpu.fill(out.pointer, 0xFF, floats * 4)
                 data = random_data(task.seed, floats)
                 gpu.upload(out.pointer, data)
+            elif kind == "ragged":
+                # All of it poisoned, in front of the data and behind; how long it is is said last.
+                gpu.fill(out.pointer, 0xFF, floats * 4)
+                n = random_length(task.seed, floats)
+                data = random_data(task.seed, n)
+                if n:
+                    gpu.upload(out.pointer, data)
+                task.set_length(n=n)
             elif kind == "copy":
                 found.setdefault("into_slots", []).append(timed_copies(gpu, out.pointer, source, floats * 4))
             elif kind == "hang":
@@ -104,7 +123,8 @@ def teach(kind: str, floats: int, report: Path | None) -> None:
                 gpu.upload(out.pointer, data)
             gpu.synchronize()
 
-    worker = Worker(fill_fn=fill, batch_config=config(floats), framework="torch" if kind == "busy" else "numpy", device="student")
+    batch_config = (ragged_config if kind == "ragged" else config)(floats)
+    worker = Worker(fill_fn=fill, batch_config=batch_config, framework="torch" if kind == "busy" else "numpy", device="student")
 
     def stop(*_: Any) -> None:
         # A worker that has ended has no numbers any more.
@@ -169,7 +189,7 @@ class Steps:
 
     def student(self, floats: int, **options: Any) -> StudentClient:
         defaults: dict[str, Any] = {"slot_count": 4, "max_workers": 2, "max_batch": 1, "medium": "cuda", "device": 0, "framework": "numpy"}
-        client = StudentClient(0, batch_config=config(floats), group=self.name, **{**defaults, **options})
+        client = StudentClient(0, group=self.name, **{"batch_config": config(floats), **defaults, **options})
         client.set_model("check")
         return client
 
@@ -206,6 +226,23 @@ class Steps:
                     assert (got == random_data(sample.seed, floats)).all(), f"step {step}: other bytes than the teacher wrote"
         self.end(child)
         return {"samples": n, "bytes_each": floats * 4}
+
+    def ragged(self) -> dict[str, Any]:
+        """Samples of different lengths: shapes from host memory, bytes of the device, and zeroes behind them that the library has written there."""
+        floats, n = MIB // 4, self.times(100, 10)
+        child = self.teacher("ragged", floats)
+        torch = torch_with_cuda()
+        with self.student(floats, batch_config=ragged_config(floats), prefetch=3) as client:
+            for step in range(n):
+                with self.take(client) as sample:
+                    assert sample.on_device and sample.step == step, sample
+                    wanted = random_data(sample.seed, random_length(sample.seed, floats))
+                    got = np.frombuffer(sample.read(), np.float32, floats)
+                    assert sample["x"].shape == wanted.shape, f"step {step}: shape {sample['x'].shape} instead of {wanted.shape}"
+                    assert (got[: len(wanted)] == wanted).all() and not got[len(wanted) :].any(), f"step {step}: other bytes than the teacher wrote"
+                    assert torch is None or (torch.from_dlpack(sample["x"]).cpu().numpy() == wanted).all(), f"step {step}: torch sees other numbers"
+        self.end(child)
+        return {"samples": n, "torch": torch is not None}
 
     def copy_rate(self) -> dict[str, Any]:
         size = self.times(min(1024 * MIB, self.gpu.free_bytes() // 8), MIB) // MIB * MIB

@@ -4,7 +4,8 @@
 //! A *ragged* dimension has its own length in every sample, up to a maximum that slots have room for. In JSON it is written `"seq<=2048"`;
 //! all dimensions of one name have one length. A ragged tensor starts where it would with all dimensions at their maximum, and lies there
 //! row-major in its true shape; the rest of its place is zero. Behind the last tensor, at a multiple of 64 bytes, lie the true shapes of
-//! the ragged tensors in order: `ndim` little-endian `int64_t` each.
+//! the ragged tensors in order: `ndim` little-endian `int64_t` each. For a sample on a device they are kept beside it, in host memory:
+//! `lw_student_read` and `lw_worker_write` know the sample as a whole, and the bytes behind the tensors on the device mean nothing.
 
 use super::guard::{guard, guard_or};
 use super::status::lw_status;

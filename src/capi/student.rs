@@ -393,7 +393,8 @@ pub unsafe extern "C" fn lw_held_release(held: *const lw_held) {
     }
 }
 
-/// Copies the first `len` bytes of a held sample to `out`, in host memory, wherever the sample lies; waits until they are there.
+/// Copies the first `len` bytes of a held sample to `out`, in host memory, wherever the sample lies; waits until they are there. All of
+/// them are what `lw_layout_decode` takes, also of ragged ones on a device.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_student_read(student: *const lw_student, sample: *const lw_sample, out: *mut c_void, len: usize) -> lw_status {
@@ -406,8 +407,8 @@ pub unsafe extern "C" fn lw_student_read(student: *const lw_student, sample: *co
 }
 
 /// Describes tensor `index` of a held sample: a view, not to be written, as long-lived as the sample's reference. Shape and name belong to
-/// the student; the shape of a ragged tensor is the sample's true one, and lies in its memory, or, for a sample on a device, beside it in the
-/// host's. `LW_CORRUPT`: the shape is beyond its maximum.
+/// the student; the shape of a ragged tensor is the sample's true one, and lies in its memory, or, for a sample on a device, in the host's.
+/// `LW_CORRUPT`: the shape is beyond its maximum.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_student_tensor(student: *const lw_student, sample: *const lw_sample, index: usize, tensor: *mut lw_tensor) -> lw_status {

@@ -273,7 +273,7 @@ pub unsafe extern "C" fn lw_worker_take(worker: *const lw_worker, deadline: i64,
 }
 
 /// Describes tensor `index` of an open task: a writable view, valid while the task is open. Shape and name belong to the worker; the shape
-/// of a ragged tensor lies in the task's memory, or, for a task on a device, beside it in the host's, and its lengths must have been set
+/// of a ragged tensor lies in the task's memory, or, for a task on a device, in the host's, and its lengths must have been set
 /// (`lw_worker_set_length`, or by writing the sample as `lw_layout_encode` makes it: there, or, on a device, with `lw_worker_write`).
 #[must_use]
 #[unsafe(no_mangle)]
@@ -292,7 +292,8 @@ pub unsafe extern "C" fn lw_worker_tensor(worker: *const lw_worker, task: *const
 
 /// Sets the length of a ragged dimension of an open task, in all tensors that have it: `dimension` is its NUL-terminated name, `length` at
 /// most its maximum. Each must be set before the views of its tensors are asked for, and before the commit. May be set again; what was
-/// written is then to be written anew.
+/// written is then to be written anew, unless it lies in the new shape as it should: a tensor is row-major from its beginning on. The
+/// same on a device, for which this does not wait.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_worker_set_length(worker: *const lw_worker, task: *const lw_task, dimension: *const c_char, length: u64) -> lw_status {
@@ -360,7 +361,8 @@ pub unsafe extern "C" fn lw_worker_dlpack(
     })
 }
 
-/// Copies `len` bytes of host memory to the beginning of an open task's memory, wherever that is, and returns once they are there.
+/// Copies `len` bytes of host memory to the beginning of an open task's memory, wherever that is, and returns once they are there. All
+/// bytes of a sample with ragged dimensions set its lengths, too, also of a task on a device.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_worker_write(worker: *const lw_worker, task: *const lw_task, data: *const c_void, len: usize) -> lw_status {

@@ -79,7 +79,7 @@ def test_the_gpu_check_runs_on_the_stand_in_from_a_clean_checkout_and_says_that_
     assert run.stdout.startswith("STAND-IN DRIVER, NO GPU")
     found = json.loads(out.read_text())
     outcomes = {name: step["passed"] for name, step in found["steps"].items()}
-    assert found["stand_in"] is True and len(outcomes) == 12 and outcomes.pop("overlap") is None and outcomes.pop("to_device") is None and all(outcomes.values()), outcomes
+    assert found["stand_in"] is True and len(outcomes) == 13 and outcomes.pop("overlap") is None and outcomes.pop("to_device") is None and all(outcomes.values()), outcomes
     assert found["steps"]["permuted_devices"] | {"seconds": 0} == {"passed": True, "devices": 2, "worker_sees": "1,0", "seconds": 0}
     assert found["steps"]["death_and_context"]["written_after_pidfd"] == 0
     keys = {key for step in found["steps"].values() for key in step}
