@@ -7,7 +7,7 @@ use common::*;
 use laneway::base::{Error, Result, Status, fnv1a};
 use laneway::exchange::student::{Student, StudentOptions};
 use laneway::exchange::worker::{Task, Worker, WorkerOptions};
-use laneway::medium::{Attach, MappedMedium, Mark, Medium, MediumChoice, Place, Stream, Write};
+use laneway::medium::{Attach, MappedMedium, Medium, MediumChoice, Place};
 use laneway::os::clock;
 use laneway::segment::region::Segment;
 use laneway::segment::slot::SlotState;
@@ -123,67 +123,6 @@ impl Attach for AttachRenamed {
     }
 }
 
-/// A user's medium on a device of the user's own, whose addresses are nothing that a host could follow: behind them is shared memory all the same.
-struct Device(MappedMedium);
-
-const DEVICE: Place = Place::Cuda(5);
-
-impl Medium for Device {
-    fn kind(&self) -> &str {
-        "device"
-    }
-    fn buf_name(&self) -> &str {
-        ""
-    }
-    fn slot_count(&self) -> u32 {
-        self.0.slot_count()
-    }
-    fn slot_stride(&self) -> usize {
-        self.0.slot_stride()
-    }
-    fn slot(&self, slot: u32) -> Option<NonNull<u8>> {
-        NonNull::new(std::ptr::without_provenance_mut((1 << 60) + slot as usize * STRIDE))
-    }
-    fn reserve(&self, slots: u32) -> Result<()> {
-        self.0.reserve(slots)
-    }
-    fn read(&self, slot: u32, out: &mut [u8]) -> Result<()> {
-        self.0.read(slot, out)
-    }
-    fn write(&self, slot: u32, data: &[u8]) -> Result<()> {
-        self.0.write(slot, data)
-    }
-    fn share(&self) -> Option<BorrowedFd<'_>> {
-        self.0.share()
-    }
-    fn unlink(&self) -> Result<()> {
-        Ok(())
-    }
-    fn place(&self) -> Place {
-        DEVICE
-    }
-    fn settle(&self, writes: &[Write<'_>], _: Stream) -> Result<Option<Box<dyn Mark>>> {
-        for write in writes {
-            let mut sample = vec![0; write.len];
-            self.0.read(write.slot, &mut sample)?;
-            write.rests.iter().for_each(|rest| sample[rest.clone()].fill(0));
-            self.0.write(write.slot, &sample)?;
-        }
-        Ok(None)
-    }
-}
-
-struct AttachDevice;
-
-impl Attach for AttachDevice {
-    fn kind(&self) -> &str {
-        "device"
-    }
-    fn attach(&self, _: &str, fd: Option<OwnedFd>, slots: u32, stride: usize) -> Result<Box<dyn Medium>> {
-        Ok(Box::new(Device(MappedMedium::attach("shm", "", fd.expect("the descriptor travels"), slots, stride)?)))
-    }
-}
-
 const STRIDE: usize = 8192;
 
 fn plain_file(room: &Room, slots: u32, broken: Arc<AtomicBool>) -> MediumChoice {
@@ -196,7 +135,7 @@ fn any_worker(room: &Room, batch_size: u32) -> Worker {
     let mut options = WorkerOptions::new(room.endpoints.clone());
     options.slot_size = WORDS * 8;
     options.batch_size = batch_size;
-    options.attach = vec![Box::new(AttachPlainFile), Box::new(AttachRenamed), Box::new(AttachDevice)];
+    options.attach = vec![Box::new(AttachPlainFile), Box::new(AttachRenamed), Box::new(device::AttachDevice("device"))];
     Worker::open(options, patience()).unwrap()
 }
 
@@ -242,13 +181,13 @@ fn samples_with_lengths_of_their_own_are_the_same_on_every_medium() {
     assert_eq!(pass(&|room| MediumChoice::File { path: room.dir.join("file") }), wanted);
     assert_eq!(pass(&|_| MediumChoice::Custom(Box::new(Renamed(MappedMedium::shm(40, STRIDE).unwrap())))), wanted);
     assert_eq!(pass(&|room| plain_file(room, 40, Arc::default())), wanted);
-    assert_eq!(pass(&|_| MediumChoice::Custom(Box::new(Device(MappedMedium::shm(40, STRIDE).unwrap())))), wanted);
+    assert_eq!(pass(&|_| device::medium(40)), wanted);
 }
 
 /// A student and a worker on the device of this file, with one task in hand, and the student's segment as any worker of it has it.
 fn on_a_device(room: &Room, body: impl FnOnce(&Student, &Worker, &Task, &Segment)) {
     let _broker = room.broker();
-    let medium = MediumChoice::Custom(Box::new(Device(MappedMedium::shm(40, STRIDE).unwrap())));
+    let medium = device::medium(40);
     let student = student(room, WORDS, |o| {
         (o.medium, o.layout, o.prefetch, o.max_attempts) = (medium, ragged(), 1, 1);
         o.seed = fnv1a(room.dir.as_os_str().as_encoded_bytes());
@@ -304,6 +243,23 @@ fn lengths_that_a_peer_has_made_up_are_an_error_and_no_shape() {
             assert!(student.shapes(sample.slot, sample.serial).is_err());
         }
     });
+}
+
+/// Lengths are where the student looks for them, or the worker says that it cannot put them there.
+#[test]
+fn a_worker_that_has_host_memory_as_a_devices_cannot_say_lengths_and_says_so() {
+    let room = Room::new();
+    let _broker = room.broker();
+    let medium = MediumChoice::Custom(Box::new(Renamed(MappedMedium::shm(40, STRIDE).unwrap())));
+    let student = student(&room, WORDS, |o| (o.medium, o.layout) = (medium, ragged()));
+    let mut options = WorkerOptions::new(room.endpoints.clone());
+    (options.slot_size, options.attach) = (WORDS * 8, vec![Box::new(device::AttachDevice("renamed")) as _]);
+    let _worker = Worker::open(options, patience()).unwrap();
+    while student.stats().left == 0 {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let refusals = student.stats().refusals;
+    assert!(refusals.len() == 1 && refusals[0].contains("medium 'device' gives them on a device here"), "{refusals:?}");
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! What the exchange's tests share: a private folder with a broker in it, and payloads that prove where they come from.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub mod device;
+
 use laneway::base::{DType, Dim, Layout, TensorSpec, fnv1a, mix};
 use laneway::exchange::broker::{Broker, BrokerOptions};
 use laneway::exchange::endpoints::Endpoints;
