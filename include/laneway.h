@@ -626,13 +626,9 @@ void lw_held_release(const lw_held *held);
 LW_MUST_USE lw_status lw_student_read(const lw_student *student, const lw_sample *sample, void *out, size_t len);
 
 // Describes tensor `index` of a held sample: a view, not to be written, as long-lived as the sample's reference. Shape and name belong to
-// the student; the shape of a ragged tensor is the sample's true one, and lies in its memory, or, for a sample on a device, beside it in the
-// host's. `LW_CORRUPT`: the shape is beyond its maximum.
-LW_MUST_USE
-lw_status lw_student_tensor(const lw_student *student,
-                            const lw_sample *sample,
-                            size_t index,
-                            lw_tensor *tensor);
+// the student; the shape of a ragged tensor is the sample's true one, and lies in its memory, or, for a sample on a device, in the host's.
+// `LW_CORRUPT`: the shape is beyond its maximum.
+LW_MUST_USE lw_status lw_student_tensor(const lw_student *student, const lw_sample *sample, size_t index, lw_tensor *tensor);
 
 // Exports tensor `index` of a held sample as a DLPack (1.0) tensor, flagged read-only, that holds a reference of its own: the sample may be
 // released, and the student closed and freed, before it. Its consumer calls its `deleter` once, on any thread, also
@@ -790,14 +786,14 @@ LW_MUST_USE lw_status lw_worker_open(const lw_worker_options *options, int64_t d
 LW_MUST_USE lw_status lw_worker_take(const lw_worker *worker, int64_t deadline, lw_task *tasks, size_t max, size_t *count);
 
 // Describes tensor `index` of an open task: a writable view, valid while the task is open. Shape and name belong to the worker; the shape
-// of a ragged tensor lies in the task's memory, or, for a task on a device, beside it in the host's, and its lengths must have been set
+// of a ragged tensor lies in the task's memory, or, for a task on a device, in the host's, and its lengths must have been set
 // (`lw_worker_set_length`, or by writing the sample as `lw_layout_encode` makes it: there, or, on a device, with `lw_worker_write`).
 LW_MUST_USE lw_status lw_worker_tensor(const lw_worker *worker, const lw_task *task, size_t index, lw_tensor *tensor);
 
 // Sets the length of a ragged dimension of an open task, in all tensors that have it: `dimension` is its NUL-terminated name, `length` at
 // most its maximum. Each must be set before the views of its tensors are asked for, and before the commit. May be set again; what was
 // written is then to be written anew, unless it lies in the new shape as it should: a tensor is row-major from its beginning on. The
-// same on a device, where this waits for nothing.
+// same on a device, for which this does not wait.
 LW_MUST_USE lw_status lw_worker_set_length(const lw_worker *worker, const lw_task *task, const char *dimension, uint64_t length);
 
 // Describes tensor `index` of what an open task's ticket carries: a view, not to be written, valid while the task is open. Shape and name belong to
