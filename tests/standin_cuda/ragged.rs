@@ -107,6 +107,37 @@ fn stand_in_ragged_commit_on_a_stream_does_not_wait_and_no_length_is_seen_before
     }
 }
 
+/// Its slot is another's only once what was queued for it is done.
+#[test]
+fn stand_in_ragged_sample_that_is_refused_for_its_lengths_is_waited_for_first() {
+    for device in [0, 1] {
+        let name = "ragged::stand_in_ragged_sample_that_is_refused_for_its_lengths_is_waited_for_first";
+        alone(name, &[("STANDIN_CUDA_DEVICES", if device == 0 { "1" } else { "2" })], || {
+            let room = Room::new();
+            let _broker = room.broker();
+            let gpu = Gpu::new(device);
+            let student = ragged_student(&room, CUDA, ragged());
+            let worker = local_worker(&room, 2, if device == 0 { MakeOn::StudentsDevice } else { MakeOn::Device(1) });
+            nothing_comes(&student);
+            let hold = Gpu::hold();
+            let task = take_one(&worker);
+            let tensors = noisy_tensors(&task);
+            gpu.upload(task.data, &tensors);
+            worker.set_length(task.id, "seq", 2).unwrap();
+            std::thread::scope(|s| {
+                let (worker, done, stream) = (&worker, [(task.id, task.capacity)], Stream(gpu.stream as usize));
+                let committed = s.spawn(move || worker.commit_on(&done, stream).unwrap_err());
+                nothing_comes(&student);
+                assert_eq!(worker.stats().refused, 0, "the device still writes");
+                drop(hold);
+                assert!(committed.join().unwrap().message.contains("the length of 'k' was not set"));
+            });
+            let e = student.next(1, &mut Vec::new(), patience()).unwrap_err();
+            assert!(e.status == Status::TaskFailed && e.message.contains("'k' was not set"), "{e}");
+        });
+    }
+}
+
 /// It has said lengths, and died: whoever makes the sample anew, in that slot or in another, says its own.
 #[test]
 fn stand_in_ragged_sample_of_a_worker_killed_in_its_midst_is_made_anew() {

@@ -86,13 +86,15 @@ impl InHand {
         word.version() == self.version && matches!(word.state(), CellState::Open | CellState::Claimed) && self.attachment.is_serving()
     }
 
-    /// Says what is wrong with the sample that was written in host memory, or makes it whole; of one on a device, with its lengths.
+    /// Says what is wrong with the sample that was written in host memory, or makes it whole.
     fn finish(&mut self) -> Result<()> {
         let layout = self.attachment.layout.clone();
-        match &self.shapes {
-            Some(shapes) => layout.lengths(shapes.bytes()).map(drop),
-            None => self.sample().map_or(Ok(()), |sample| layout.finish(sample)),
-        }
+        self.sample().map_or(Ok(()), |sample| layout.finish(sample))
+    }
+
+    /// What is wrong with the lengths of a sample on a device.
+    fn wrong_lengths(&self) -> Option<Error> {
+        self.shapes.as_ref().and_then(|shapes| self.attachment.layout.lengths(shapes.bytes()).err())
     }
 }
 
@@ -192,6 +194,7 @@ impl Inner {
         // What lies in host memory is made whole before it is brought to its slot, and lengths are known then; values on a device are looked at once it is complete.
         let mut refused = None;
         let done = self.refuse_in_host_memory(done, &mut refused);
+        let done = self.refuse_lengths(&done, &mut refused);
         let underway = self.settle(&done, stream)?;
         let done = self.refuse_on_devices(&done, &mut refused);
         let mut later = Vec::new();
@@ -269,13 +272,29 @@ impl Inner {
         }
     }
 
-    /// Fails the tasks whose samples, as far as they are in host memory, are not what their layouts ask for; the rest. The first reason goes to `first`.
+    /// Fails the tasks whose samples in host memory are not what their layouts ask for; the rest. The first reason goes to `first`.
     fn refuse_in_host_memory<'a>(&self, done: &'a [(u64, usize)], first: &mut Option<String>) -> Cow<'a, [(u64, usize)]> {
-        let is_asked = |task: &InHand| task.attachment.layout.asks_something() && (task.is_in_host_memory() || task.shapes.is_some());
+        let is_asked = |task: &InHand| task.attachment.layout.asks_something() && task.is_in_host_memory();
         let serve = self.serve();
         let any = done.iter().any(|(id, _)| serve.index(*id).is_ok_and(|i| is_asked(&serve.tasks[i])));
         drop(serve);
         if any { Cow::Owned(self.refuse(done, |task| if is_asked(task) { task.finish() } else { Ok(()) }, first)) } else { Cow::Borrowed(done) }
+    }
+
+    /// As [`Inner::refuse_in_host_memory`], for samples on devices whose lengths, which are in host memory, are wrong.
+    fn refuse_lengths<'a>(&self, done: &'a [(u64, usize)], first: &mut Option<String>) -> Cow<'a, [(u64, usize)]> {
+        let serve = self.serve();
+        let tasks = done.iter().filter_map(|(id, _)| serve.index(*id).ok().map(|i| &serve.tasks[i]));
+        let wrong = tasks.filter_map(|task| Some((task.id, task.attachment.clone(), task.wrong_lengths()?)));
+        let mut wrong: HashMap<u64, (Arc<Attachment>, Error)> = wrong.map(|(id, attachment, e)| (id, (attachment, e))).collect();
+        drop(serve);
+        if wrong.is_empty() {
+            return Cow::Borrowed(done);
+        }
+        // What is queued for such a sample must not reach its slot once that is another's.
+        let quiesce = |attachment: &Attachment| drop(attachment.medium.quiesce().inspect_err(|e| tracing::error!("{e}")));
+        wrong.values().for_each(|(attachment, _)| quiesce(attachment));
+        Cow::Owned(self.refuse(done, |task| wrong.remove(&task.id).map_or(Ok(()), |(_, e)| Err(e)), first))
     }
 
     /// As [`Inner::refuse_in_host_memory`], for those on devices. They are looked at in copies, which are made without the tasks' lock: a device may take its time, and
