@@ -19,7 +19,7 @@ const BLOCK: usize = 1024;
 impl Layout {
     /// Whether every sample has lengths of its own.
     pub fn is_ragged(&self) -> bool {
-        self.specs().iter().any(TensorSpec::is_ragged)
+        self.shapes_bytes() > 0
     }
 
     /// Whether [`Layout::finish`] has anything to do.

@@ -65,12 +65,12 @@ impl InHand {
 
     /// Writes the shapes to where the student looks for them, if that is beside the sample.
     fn tell_shapes(&mut self) {
+        if !self.attachment.shapes_are_beside() {
+            return;
+        }
         let (attachment, slot) = (self.attachment.clone(), self.slot);
         let is_ours = attachment.segment.slots()[slot as usize].word() == self.slot_word;
-        if is_ours
-            && attachment.shapes_are_beside()
-            && let Some(shapes) = self.shapes()
-        {
+        if let Some(shapes) = if is_ours { self.shapes() } else { None } {
             attachment.segment.write_shapes(slot, shapes);
         }
     }
@@ -194,7 +194,6 @@ impl Inner {
         // What lies in host memory is made whole before it is brought to its slot, and lengths are known then; values on a device are looked at once it is complete.
         let mut refused = None;
         let done = self.refuse_in_host_memory(done, &mut refused);
-        let done = self.refuse_lengths(&done, &mut refused);
         let underway = self.settle(&done, stream)?;
         let done = self.refuse_on_devices(&done, &mut refused);
         let mut later = Vec::new();
@@ -272,29 +271,27 @@ impl Inner {
         }
     }
 
-    /// Fails the tasks whose samples in host memory are not what their layouts ask for; the rest. The first reason goes to `first`.
+    /// Fails the tasks whose samples in host memory, or whose lengths there, are not what their layouts ask for; the rest. The first reason goes to `first`.
     fn refuse_in_host_memory<'a>(&self, done: &'a [(u64, usize)], first: &mut Option<String>) -> Cow<'a, [(u64, usize)]> {
         let is_asked = |task: &InHand| task.attachment.layout.asks_something() && task.is_in_host_memory();
         let serve = self.serve();
-        let any = done.iter().any(|(id, _)| serve.index(*id).is_ok_and(|i| is_asked(&serve.tasks[i])));
-        drop(serve);
-        if any { Cow::Owned(self.refuse(done, |task| if is_asked(task) { task.finish() } else { Ok(()) }, first)) } else { Cow::Borrowed(done) }
-    }
-
-    /// As [`Inner::refuse_in_host_memory`], for samples on devices whose lengths, which are in host memory, are wrong.
-    fn refuse_lengths<'a>(&self, done: &'a [(u64, usize)], first: &mut Option<String>) -> Cow<'a, [(u64, usize)]> {
-        let serve = self.serve();
         let tasks = done.iter().filter_map(|(id, _)| serve.index(*id).ok().map(|i| &serve.tasks[i]));
-        let wrong = tasks.filter_map(|task| Some((task.id, task.attachment.clone(), task.wrong_lengths()?)));
-        let mut wrong: HashMap<u64, (Arc<Attachment>, Error)> = wrong.map(|(id, attachment, e)| (id, (attachment, e))).collect();
+        let any = tasks.clone().any(is_asked);
+        let wrong = tasks.filter_map(|task| task.wrong_lengths().map(|e| (task.id, (task.attachment.clone(), e))));
+        let mut wrong: HashMap<u64, (Arc<Attachment>, Error)> = wrong.collect();
         drop(serve);
-        if wrong.is_empty() {
+        if !any && wrong.is_empty() {
             return Cow::Borrowed(done);
         }
-        // What is queued for such a sample must not reach its slot once that is another's.
+        // What is queued for a sample on a device must not reach its slot once that is another's.
         let quiesce = |attachment: &Attachment| drop(attachment.medium.quiesce().inspect_err(|e| tracing::error!("{e}")));
         wrong.values().for_each(|(attachment, _)| quiesce(attachment));
-        Cow::Owned(self.refuse(done, |task| wrong.remove(&task.id).map_or(Ok(()), |(_, e)| Err(e)), first))
+        let judge = |task: &mut InHand| match wrong.remove(&task.id) {
+            Some((_, e)) => Err(e),
+            None if is_asked(task) => task.finish(),
+            None => Ok(()),
+        };
+        Cow::Owned(self.refuse(done, judge, first))
     }
 
     /// As [`Inner::refuse_in_host_memory`], for those on devices. They are looked at in copies, which are made without the tasks' lock: a device may take its time, and
