@@ -3,6 +3,7 @@
 //! | MODE | |
 //! |---|---|
 //! | `engine TOKENIZER FILE…` | `tokenizers` 1.0 alone encodes the `text` of these JSONL files, which lie unpacked in memory |
+//! | `encoder TOKENIZER FILE…` | the same with Laneway's own encoder, with all that it checks |
 //! | `loader RECIPE THREADS ROWS` | a loader's batches of so many rows, ids and labels looked at |
 //! | `pace RECIPE THREADS ROWS PREFETCH SHARE SECONDS` | a consumer that takes batches at a share of the rate that it has seen before |
 //! | `save RECIPE STEP FILE` | goes to a step by token counts, and saves |
@@ -15,7 +16,8 @@
 
 use laneway::loader::{Loader, Options};
 use laneway::pipeline::Checkpoint;
-use laneway::recipe::Recipe;
+use laneway::pipeline::tokenize::{Tokenizer, TokenizerOptions};
+use laneway::recipe::{Recipe, SpecialTokens};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::hint::black_box;
@@ -68,21 +70,33 @@ fn quantiles(took: &mut [Duration]) -> impl Fn(f64) -> f64 {
     |percent| took[((took.len() - 1) as f64 * percent / 100.0) as usize].as_secs_f64() * 1e6
 }
 
+/// The `text` of all lines.
+fn texts(files: &[&str]) -> Vec<String> {
+    let lines = files.iter().map(|file| std::fs::read_to_string(file).expect("a JSONL file"));
+    let of = |line: &str| serde_json::from_str::<Value>(line).expect("lines of JSON")["text"].as_str().expect("a text").to_string();
+    lines.flat_map(|file| file.lines().map(of).collect::<Vec<_>>()).collect()
+}
+
 fn engine(tokenizer: &str, files: &[&str]) {
     let json = std::fs::read_to_string(tokenizer).expect("a tokenizer.json");
     let tokenizer = tokenizers_fast::from_json(&tokenizers_fast::canonicalize_str(&json).expect("a tokenizer.json")).expect("one that it knows");
     let options = EncodeOptions { add_special_tokens: false, encode_special_tokens: true, padding: Override::Off, truncation: Override::Off };
-    let mut texts = Vec::new();
-    for file in files {
-        for line in std::fs::read_to_string(file).expect("a JSONL file").lines() {
-            let document: Value = serde_json::from_str(line).expect("lines of JSON");
-            texts.push(document["text"].as_str().expect("a text").to_string());
-        }
-    }
-    let (mut next, mut out) = (0, Vec::<PipelineToken>::new());
+    let (texts, mut next, mut out) = (texts(files), 0, Vec::<PipelineToken>::new());
     serve(|| {
         out.clear();
         tokenizer.encode_into(&texts[next], &options, &mut out).expect("any text");
+        next = (next + 1) % texts.len();
+        black_box(&out).len() as u64
+    });
+}
+
+fn encoder(tokenizer: &str, files: &[&str]) {
+    let options = TokenizerOptions { special: SpecialTokens::None, ..TokenizerOptions::default() };
+    let mut encoder = Tokenizer::load(tokenizer.as_ref(), &options).unwrap_or_else(|e| panic!("{e}")).encoder();
+    let (texts, mut next, mut out) = (texts(files), 0, Vec::new());
+    serve(|| {
+        out.clear();
+        encoder.encode_into(&texts[next], &mut out).unwrap_or_else(|e| panic!("{e}"));
         next = (next + 1) % texts.len();
         black_box(&out).len() as u64
     });
@@ -215,6 +229,7 @@ fn main() {
     let number = |text: &str| text.parse::<f64>().unwrap_or_else(|_| panic!("'{text}' is not a number"));
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["engine", tokenizer, ref files @ ..] if !files.is_empty() => engine(tokenizer, files),
+        ["encoder", tokenizer, ref files @ ..] if !files.is_empty() => encoder(tokenizer, files),
         ["loader", recipe, threads, rows] => {
             let mut loader = open(recipe, number(threads) as u64, Some(number(rows) as u64), 1);
             serve(|| take(&mut loader));
@@ -233,7 +248,7 @@ fn main() {
         // `cargo bench` without arguments.
         [] => println!("run by benches/run.py; the modes are listed in benches/lanes.rs"),
         _ => {
-            eprintln!("usage: lanes engine|loader|pace|save|resume|reads|rank|index …; benches/lanes.rs says what each takes");
+            eprintln!("usage: lanes engine|encoder|loader|pace|save|resume|reads|rank|index …; benches/lanes.rs says what each takes");
             std::process::exit(2);
         }
     }

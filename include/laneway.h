@@ -781,8 +781,8 @@ void lw_worker_options_init(lw_worker_options *options);
 LW_MUST_USE lw_status lw_worker_open(const lw_worker_options *options, int64_t deadline, lw_worker **out);
 
 // Waits until `deadline` for a task, then takes up to `max` of one student and one generation. `*count` tasks at `tasks` are then open:
-// each is committed or failed once. `LW_TIMEOUT`: none came. `LW_CLOSED`: the worker or the broker was told to stop. Also
-// `LW_INTERRUPTED`, `LW_FORKED`.
+// each is committed or failed once. `LW_TIMEOUT`: none came. `LW_CLOSED`: the worker or the broker was told to stop. `LW_IO`: this
+// process's CUDA context is lost, and it can make nothing any more: end it and start another. Also `LW_INTERRUPTED`, `LW_FORKED`.
 LW_MUST_USE lw_status lw_worker_take(const lw_worker *worker, int64_t deadline, lw_task *tasks, size_t max, size_t *count);
 
 // Describes tensor `index` of an open task: a writable view, valid while the task is open. Shape and name belong to the worker; the shape

@@ -14,6 +14,7 @@ rate and no time is reported.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -38,9 +39,11 @@ LIMITS = {
     "latency": 20,
     "opens_and_closes": 75,
     "killed_while_mapped": 40,
+    "killed_student": 40,
     "death_and_context": 40,
     "permuted_devices": 20,
     "hidden_device": 20,
+    "other_device": 30,
     "pinned_slots": 30,
     "distillation": 60,
     "overlap": 60,
@@ -66,6 +69,13 @@ def pack() -> int:
         print(f"  {(PACKED / name).relative_to(ROOT)}  {(PACKED / name).stat().st_size / 1e6:.1f} MB")
     print("Of the checkout it needs scripts/gpu_*.py and bindings/python/laneway; of the machine a Python of at least 3.11 with NumPy, glibc of at least 2.34, libcuda.so.1.")
     return 0
+
+
+def what_python_lacks() -> str | None:
+    """What is missing in the Python that runs this."""
+    if sys.version_info < (3, 11):
+        return f"this is Python {platform.python_version()} ({sys.executable}), and 3.11 is needed: make gpu-check PYTHON=python3.12, say"
+    return None if importlib.util.find_spec("numpy") else f"{sys.executable} has no NumPy"
 
 
 def find_files() -> str | None:
@@ -146,6 +156,8 @@ def about(stand_in: bool) -> dict[str, Any]:
 
 
 def check(stand_in: bool, out: Path, only: list[str], budget: float) -> int:
+    # Whoever ends this ends what it has started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     begun = time.monotonic()
     try:
         found = about(stand_in)
@@ -179,17 +191,18 @@ def main() -> int:
     parser.add_argument("--teacher", help=argparse.SUPPRESS)
     parser.add_argument("--floats", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--report", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--device", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.pack:
         return pack()
-    missing = find_files()
+    missing = what_python_lacks() or find_files()
     if missing is not None:
         print(f"nothing can be checked: {missing}", file=sys.stderr)
         return 2
     if args.teacher:
-        from gpu_steps import teach
+        from gpu_teachers import teach
 
-        teach(args.teacher, args.floats, args.report)
+        teach(args.teacher, args.floats, args.report, args.device, args.stand_in)
         return 0
     if args.step:
         return run_step(args.step, args.folder, args.stand_in)

@@ -42,11 +42,13 @@ class Gpu:
         self.call("cuDeviceGetCount", ctypes.byref(count))
         return count.value
 
-    def uuid(self) -> str:
+    def uuid(self, device: int | None = None) -> str:
+        """As ``CUDA_VISIBLE_DEVICES`` takes it."""
         raw = (ctypes.c_ubyte * 16)()
-        self.call("cuDeviceGetUuid_v2", raw, ctypes.c_int(self.device))
+        self.call("cuDeviceGetUuid_v2", raw, ctypes.c_int(self.device if device is None else device))
         h = bytes(raw).hex()
-        return f"GPU-{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
+        kind = "MIG" if " MIG " in self.name() else "GPU"
+        return f"{kind}-{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
 
     def free_bytes(self) -> int:
         free, total = ctypes.c_size_t(), ctypes.c_size_t()

@@ -250,8 +250,8 @@ unsafe fn attach(given: &lw_worker_options) -> Result<Vec<CallbackAttach>> {
 }
 
 /// Waits until `deadline` for a task, then takes up to `max` of one student and one generation. `*count` tasks at `tasks` are then open:
-/// each is committed or failed once. `LW_TIMEOUT`: none came. `LW_CLOSED`: the worker or the broker was told to stop. Also
-/// `LW_INTERRUPTED`, `LW_FORKED`.
+/// each is committed or failed once. `LW_TIMEOUT`: none came. `LW_CLOSED`: the worker or the broker was told to stop. `LW_IO`: this
+/// process's CUDA context is lost, and it can make nothing any more: end it and start another. Also `LW_INTERRUPTED`, `LW_FORKED`.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_worker_take(worker: *const lw_worker, deadline: i64, tasks: *mut lw_task, max: usize, count: *mut usize) -> lw_status {

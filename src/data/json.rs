@@ -399,30 +399,37 @@ impl Scan<'_> {
 
     /// As much of a string as goes fast: up to its closing quote, an escape that is not of one letter, or the last bytes of the
     /// line. Text has an escape in every line, and runs between them of any length, so what counts is that the processor
-    /// need not guess those lengths: whole blocks are copied, and the next one begins after the first escape. There must be no
-    /// control character in the line.
+    /// need not guess those lengths, nor wait for one to look for the next: a block's quotes and backslashes are found at once, whole blocks are
+    /// copied from each on, and what is too much is written over. There must be no control character in the line.
     #[inline]
     fn bulk(&mut self, out: &mut String) {
-        self.stage.resize(STAGE + 2 * BLOCK, 0);
+        self.stage.resize(STAGE + 4 * BLOCK, 0);
         let mut n = 0;
-        while let Some(block) = self.bytes[self.at..].first_chunk::<BLOCK>() {
+        'blocks: while let Some(blocks) = self.bytes[self.at..].first_chunk::<{ 2 * BLOCK }>() {
             if n > STAGE {
                 n = self.append(n, out);
             }
-            self.stage[n..n + BLOCK].copy_from_slice(block);
-            let found = quotes_and_escapes(block);
-            if found == 0 {
-                (n, self.at) = (n + BLOCK, self.at + BLOCK);
-                continue;
+            let mut found = quotes_and_escapes(blocks.first_chunk().expect("there are two"));
+            let mut from = 0;
+            while from < BLOCK {
+                self.stage[n..n + BLOCK].copy_from_slice(&blocks[from..from + BLOCK]);
+                let at = found.trailing_zeros() as usize;
+                n += at - from;
+                if at == BLOCK {
+                    from = BLOCK;
+                    break;
+                }
+                let stands_for = UNESCAPED[usize::from(blocks[at + 1])];
+                if blocks[at] == b'"' || stands_for == 0 {
+                    self.at += at;
+                    break 'blocks;
+                }
+                self.stage[n] = stands_for;
+                (n, from) = (n + 1, at + 2);
+                // What is escaped is no quote and begins no escape.
+                found &= !(3 << at);
             }
-            let run = found.trailing_zeros() as usize;
-            (n, self.at) = (n + run, self.at + run);
-            let stands_for = self.bytes.get(self.at + 1).map_or(0, |letter| UNESCAPED[usize::from(*letter)]);
-            if self.bytes[self.at] == b'"' || stands_for == 0 {
-                break;
-            }
-            self.stage[n] = stands_for;
-            (n, self.at) = (n + 1, self.at + 2);
+            self.at += from;
         }
         // Before a line's last bytes, a character may have been cut: it is taken again.
         self.at -= self.append(n, out);

@@ -191,8 +191,10 @@ pub trait Medium: Send + Sync {
         Ok(())
     }
 
-    /// Worker: lets go of the student's memory, for good.
-    fn detach(&self) {}
+    /// Worker: lets go of the student's memory, for good. False: it cannot before its process ends.
+    fn detach(&self) -> bool {
+        true
+    }
 
     /// Worker: its bytes lie in host memory beside the student's slots, and are copied up by the student.
     fn is_beside(&self) -> bool {
@@ -209,8 +211,10 @@ pub trait Medium: Send + Sync {
         self.check_stream(stream).map(|()| None)
     }
 
-    /// Owner: leaves the memory to the process's end, because another process has not let go of it.
-    fn keep(&mut self) {}
+    /// Owner: gives its memory away, which another process has not let go of and which must not be dropped before; `None` if nobody minds.
+    fn keep(&mut self) -> Option<Box<dyn Send>> {
+        None
+    }
 
     /// That no stream is named, for memory that no device works on.
     fn check_stream(&self, stream: Stream) -> Result<()> {
@@ -273,6 +277,8 @@ impl MediumChoice {
         match self {
             MediumChoice::Shm => Ok(Box::new(MappedMedium::shm(slot_count, stride)?)),
             MediumChoice::Pinned { device, fallback } => {
+                // Whole pages: page-locked range by range as they are needed, and no copy may begin in one range and end in another.
+                let stride = stride.next_multiple_of(PAGE);
                 let made = MappedMedium::pinned(slot_count, stride, device).map(|m| Box::new(m) as Box<dyn Medium>);
                 or_shm(made, fallback, "page-locked shared memory", slot_count, stride)
             }
@@ -317,9 +323,9 @@ impl Owned {
         Owned { medium, unlinked: AtomicBool::new(false), forks: process::fork_depth() }
     }
 
-    /// Leaves the memory to the process's end.
-    pub fn keep(&mut self) {
-        self.medium.keep();
+    /// Its memory, as [`Medium::keep`] gives it.
+    pub fn keep(&mut self) -> Option<Box<dyn Send>> {
+        self.medium.keep()
     }
 
     /// Removes what would outlive the process. Memory that is mapped stays readable.

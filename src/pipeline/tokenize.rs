@@ -12,6 +12,7 @@
 mod doubt;
 mod engines;
 mod file;
+mod pretokens;
 mod probe;
 
 use crate::base::{Error, Result, Status};

@@ -46,6 +46,30 @@ impl Gpu {
             answer!("cuMemcpyHtoDAsync_v2"(to as u64 => u64, from.as_ptr().cast() => *const c_void, from.len() => usize, self.stream => *mut c_void));
     }
 
+    /// As [`Gpu::upload`], of memory that this process can only name; what the driver answers.
+    pub fn try_upload(&self, to: u64, from: *const u8, len: usize) -> c_int {
+        answer!("cuMemcpyHtoDAsync_v2"(to => u64, from.cast() => *const c_void, len => usize, self.stream => *mut c_void))
+    }
+
+    /// Memory of this device.
+    pub fn alloc(&self, size: usize) -> u64 {
+        let mut at = 0;
+        call!("cuMemAlloc_v2"(&raw mut at => *mut u64, size => usize));
+        at
+    }
+
+    /// Begins to capture what is queued on the stream into a graph, as `torch.cuda.graph` does: no thread of this process may do what could harm that, unless it says
+    /// that it does not concern it.
+    pub fn begin_capture(&self) {
+        call!("cuStreamBeginCapture_v2"(self.stream => *mut c_void, 0 => c_int));
+    }
+
+    /// Whether the capture has come through.
+    pub fn end_capture(&self) -> bool {
+        let mut graph = ptr::null_mut();
+        answer!("cuStreamEndCapture"(self.stream => *mut c_void, &raw mut graph => *mut *mut c_void)) == 0
+    }
+
     /// Queues a copy to the host, which must stay until it is done.
     pub fn download(&self, to: &mut [u8], from: *const u8) {
         call!("cuMemcpyDtoHAsync_v2"(to.as_mut_ptr().cast() => *mut c_void, from as u64 => u64, to.len() => usize, self.stream => *mut c_void));
@@ -71,6 +95,16 @@ impl Gpu {
     pub fn locked_bytes() -> usize {
         // SAFETY: the stand-in's function of that name, without parameters.
         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> usize>(function("standinCudaLocked"))() }
+    }
+
+    /// Bytes that copies between devices took through the host in this process, and the devices on which it has a context, a bit each.
+    pub fn staged_and_contexts() -> (usize, u32) {
+        // SAFETY: the stand-in's functions of these names, without parameters.
+        unsafe {
+            let staged = std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> usize>(function("standinCudaStaged"));
+            let contexts = std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> u32>(function("standinCudaContexts"));
+            (staged(), contexts())
+        }
     }
 
     /// Handles opened and closed by this process, as the stand-in has counted.

@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 const ROLE: &str = "STANDIN_CUDA_TEST_ROLE";
 const NAME: &str = "STANDIN_CUDA_TEST_NAME";
 const DIR: &str = "STANDIN_CUDA_TEST_DIR";
+/// On which device of its own a worker makes its samples; not set: on the student's.
+pub const MAKE_ON: &str = "STANDIN_CUDA_TEST_MAKE_ON";
+const GROUP: &str = "STANDIN_CUDA_TEST_GROUP";
 /// Which of a test's bodies a process is for: the variables that it was given.
 const BODY: &str = "STANDIN_CUDA_TEST_BODY";
 
@@ -37,10 +40,15 @@ pub fn alone(name: &str, env: &[(&str, &str)], body: impl FnOnce()) {
     match std::env::var(ROLE).as_deref() {
         Ok("test") if std::env::var(BODY).as_deref() == Ok(&which) => return body(),
         Ok("test") => return,
-        Ok("worker") => return be_worker(),
-        Ok("student") => return be_student(),
-        _ => {}
+        Ok("worker") => be_worker(),
+        Ok("student") => be_student(),
+        _ => return start_alone(name, env, &which),
     }
+    // Once, however many bodies the test has.
+    std::process::exit(0);
+}
+
+fn start_alone(name: &str, env: &[(&str, &str)], which: &str) {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/standin_cuda/build.sh");
     let built = Command::new("sh").arg(script).output().unwrap();
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
@@ -107,13 +115,19 @@ pub fn worker(room: &Room, env: &[(&str, &str)]) -> Process {
 
 /// A student on device 0 that takes one sample, says so in the file `delivered`, and then keeps it.
 pub fn student(room: &Room) -> Process {
-    start(room, "student", &[])
+    student_of(room, "test")
+}
+
+/// As [`student`], in a group of that name.
+pub fn student_of(room: &Room, group: &str) -> Process {
+    start(room, "student", &[(GROUP, group)])
 }
 
 fn be_worker() {
     let dir = std::path::PathBuf::from(std::env::var(DIR).unwrap());
     let mut options = WorkerOptions::new(Endpoints::in_dir(&dir));
-    (options.slot_size, options.batch_size, options.make_on) = (WORDS * 8, 2, MakeOn::StudentsDevice);
+    let make_on = std::env::var(MAKE_ON).map_or(MakeOn::StudentsDevice, |device| MakeOn::Device(device.parse().unwrap()));
+    (options.slot_size, options.batch_size, options.make_on) = (WORDS * 8, 2, make_on);
     let worker = Worker::open(options, patience()).unwrap();
     let id = std::process::id();
     std::thread::scope(|s| {
@@ -151,8 +165,11 @@ fn be_worker() {
             read.extend(bytes);
         }
     });
+    let (staged, contexts) = Gpu::staged_and_contexts();
     worker.close();
-    std::fs::write(dir.join(format!("stats-{id}")), worker.stats().to_json()).unwrap();
+    let mut stats: serde_json::Value = serde_json::from_str(&worker.stats().to_json()).unwrap();
+    (stats["staged"], stats["contexts"]) = (staged.into(), contexts.into());
+    std::fs::write(dir.join(format!("stats-{id}")), stats.to_string()).unwrap();
 }
 
 fn wait_until_forever(there: impl Fn() -> bool) {
@@ -164,7 +181,9 @@ fn wait_until_forever(there: impl Fn() -> bool) {
 fn be_student() {
     let dir = std::path::PathBuf::from(std::env::var(DIR).unwrap());
     let room = std::mem::ManuallyDrop::new(Room { endpoints: Endpoints::in_dir(&dir), dir: dir.clone() });
-    let student = crate::common::student(&room, WORDS, |o| o.medium = MediumChoice::Cuda { device: 0, fallback: false });
+    let student = crate::common::student(&room, WORDS, |o| {
+        (o.medium, o.group) = (MediumChoice::Cuda { device: 0, fallback: false }, std::env::var(GROUP).ok());
+    });
     student.set_model(model("m"), patience()).unwrap();
     student.next(1, &mut Vec::new(), patience()).unwrap();
     std::fs::write(dir.join("delivered"), "").unwrap();

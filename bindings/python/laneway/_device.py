@@ -58,7 +58,7 @@ class DeviceTensor:
         if stream == 0:
             raise ValueError("stream is 0, which DLPack leaves open for CUDA; pass 1 for the default stream, or -1")
         if max_version is None or max_version[0] < 1:
-            raise BufferError(f"{self} is exported by DLPack 1.0; the consumer takes {max_version or 'an older one'}")
+            raise BufferError(f"{self} is exported by DLPack 1.0 (torch takes that from 2.9 on); the consumer takes {max_version or 'an older one'}")
         if dl_device is not None and (int(dl_device[0]), dl_device[1]) != (CUDA, self.device):
             raise BufferError(f"{self} cannot be exported to device {tuple(dl_device)}; copy it there")
         if copy:

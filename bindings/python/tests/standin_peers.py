@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import numpy as np
 import pytest
 
 from laneway import BatchConfig, DeviceTensor, DistillIterableDataset, StudentClient, TensorSpec, Worker, setup_logging
-from laneway.errors import Forked, NotFound, TaskError, Unsupported
+from laneway.errors import Forked, LanewayError, NotFound, TaskError, Unsupported
 
 from peers import LENGTHS, RAGGED, ragged_sample
 
@@ -258,6 +260,24 @@ def a_forked_child_is_told_to_spawn() -> None:
                 os._exit(3)
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def a_worker_whose_context_is_lost_ends_with_the_reason() -> None:
+    os.environ["STANDIN_CUDA_FAULTS"] = "lost=1"
+    asked = threading.Event()
+
+    def ask() -> None:
+        with client() as student:
+            asked.set()
+            with contextlib.suppress(TaskError):
+                student.request_sample(500)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    asked.wait()
+    with pytest.raises(LanewayError, match="CUDA context is lost"):
+        Worker(lambda model, cfg: bytes(CONFIG.nbytes()), CONFIG.nbytes()).run()
+    asking.join()
 
 
 def a_device_that_is_not_there_is_named() -> None:

@@ -1,6 +1,7 @@
 //! What all parts of a student use of it, and its end.
 
 use super::Inner;
+use super::seats::{Occupant, Seats};
 use super::window::Window;
 use crate::base::{Error, Result, Status};
 use crate::exchange::broker::MODELS_KEPT;
@@ -9,10 +10,12 @@ use crate::medium::Place;
 use crate::os::{clock, process};
 use crate::segment::bell;
 use crate::segment::group::GroupPage;
+use crate::segment::region::Segment;
 use crate::segment::seat::SeatState;
+use std::mem::ManuallyDrop;
 use std::os::fd::AsFd;
-use std::sync::PoisonError;
 use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 /// How long a leader that starts again waits for one of its group's models.
@@ -21,6 +24,9 @@ const MODEL_PATIENCE: Duration = Duration::from_millis(200);
 /// How long a student's device memory waits for workers to let go of it.
 const DETACH_PATIENCE: Duration = Duration::from_secs(2);
 
+/// Between two looks whether somebody still has memory open that is left over.
+const LAST_OWNER_PAUSE: Duration = Duration::from_millis(100);
+
 impl Drop for Inner {
     fn drop(&mut self) {
         if self.medium.place() == Place::Host || process::fork_depth() != self.forks {
@@ -28,15 +34,10 @@ impl Drop for Inner {
         }
         // Freeing a device's memory while another process has it open is undefined.
         let end = clock::after(DETACH_PATIENCE);
-        while let Some((_, worker)) = self
-            .seats
-            .snapshot()
-            .into_iter()
-            .find(|(seat, o)| self.segment.seats()[*seat as usize].state() == SeatState::Taken && !process::has_died(o.pidfd.as_fd()))
-        {
+        while let Some(worker) = who_has_it(&self.segment, &self.seats) {
             if clock::left(end).is_zero() {
-                tracing::warn!("{} still has this student's device memory open: it stays until this process ends", worker.label);
-                self.medium.keep();
+                tracing::warn!("{} still has this student's device memory open: it stays until that ends", worker.label);
+                self.give_to_last_owner();
                 return;
             }
             std::thread::sleep(Duration::from_millis(2));
@@ -44,7 +45,28 @@ impl Drop for Inner {
     }
 }
 
+/// A worker that may still have the student's memory open.
+fn who_has_it(segment: &Segment, seats: &Seats) -> Option<Arc<Occupant>> {
+    let has = |seat: u32, worker: &Occupant| segment.seats()[seat as usize].state() == SeatState::Taken && !process::has_died(worker.pidfd.as_fd());
+    seats.snapshot().into_iter().find(|(seat, worker)| has(*seat, worker)).map(|(_, worker)| worker)
+}
+
 impl Inner {
+    /// Leaves the memory to a thread that frees it once no worker has it open; at the latest it goes with the process.
+    fn give_to_last_owner(&mut self) {
+        let Some(memory) = self.medium.keep() else { return };
+        let memory = ManuallyDrop::new(memory);
+        let (segment, seats) = (self.segment.clone(), std::mem::replace(&mut self.seats, Seats::new(0)));
+        let last_owner = move || {
+            while who_has_it(&segment, &seats).is_some() {
+                std::thread::sleep(LAST_OWNER_PAUSE);
+            }
+            drop(ManuallyDrop::into_inner(memory));
+        };
+        let thread = std::thread::Builder::new().name("lw-last-owner".into()).spawn(last_owner);
+        let _ = thread.inspect_err(|e| tracing::error!("starting thread lw-last-owner, so that the memory stays until this process ends: {e}"));
+    }
+
     /// What others may have from here on: the lane, and the medium's name. Memory stays as long as it is looked at.
     pub(super) fn give_up(&self) {
         if let Some(page) = self.group.get().filter(|_| self.owns_lane.swap(false, Ordering::AcqRel)) {

@@ -111,7 +111,7 @@ pub(crate) struct Inner {
     group_name: String,
     lane: u64,
     forks: u32,
-    segment: Segment,
+    segment: Arc<Segment>,
     medium: Owned,
     group: OnceLock<GroupPage>,
     /// The page's descriptor, offered again to a broker that has lost it.
@@ -231,7 +231,7 @@ impl Student {
             group_name,
             lane,
             options,
-            segment,
+            segment: Arc::new(segment),
             medium,
         });
         let sweeper = Sweeper::start(&inner)?;

@@ -53,10 +53,15 @@ fn push<T>(to: &mut VecDeque<T>, item: T, most: usize) {
     to.push_back(item);
 }
 
-/// As it may be shown: one line, not too long.
+/// As it may be shown: one line.
 fn tidy(text: &str) -> String {
-    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    text[..text.floor_char_boundary(LONGEST)].to_owned()
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// As the numbers have it: its beginning. The log has all.
+fn shorten(mut text: String) -> String {
+    text.truncate(text.floor_char_boundary(LONGEST));
+    text
 }
 
 impl Refusals {
@@ -69,6 +74,7 @@ impl Refusals {
         let text = tidy(text);
         let mut all = self.lock();
         all.say_once(&text);
+        let text = shorten(text);
         if !all.kept.iter().any(|(_, known)| *known == text) {
             push(&mut all.kept, (worker, text), KEPT);
         }
@@ -83,7 +89,7 @@ impl Refusals {
         if all.seatless.len() == before {
             all.say_once(&text);
         }
-        all.no_seat = text;
+        all.no_seat = shorten(text);
         push(&mut all.seatless, (worker, Instant::now()), REMEMBERED);
     }
 
@@ -101,7 +107,7 @@ impl Refusals {
         let summary = match all.seatless.len() {
             0 => None,
             1 => Some(all.no_seat.clone()),
-            n => Some(tidy(&format!("no seat for {n} workers: {}", all.no_seat))),
+            n => Some(shorten(format!("no seat for {n} workers: {}", all.no_seat))),
         };
         let room = KEPT - summary.iter().len();
         let newest = all.kept.iter().skip(all.kept.len().saturating_sub(room)).map(|(_, text)| text.clone());

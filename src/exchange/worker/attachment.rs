@@ -125,10 +125,9 @@ impl Attachment {
         self.segment.header().shapes_bytes > 0
     }
 
-    /// Lets go of the student's memory and leaves the seat: the last that is done here.
+    /// Lets go of the student's memory and leaves the seat: the last that is done here. Where it cannot let go, the seat is left by this process's end.
     pub fn leave(&self) {
-        if !self.left.swap(true, Ordering::AcqRel) {
-            self.medium.detach();
+        if !self.left.swap(true, Ordering::AcqRel) && self.medium.detach() {
             self.place().leave();
         }
     }

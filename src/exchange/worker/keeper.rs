@@ -19,8 +19,11 @@ pub struct Keeper {
     threads: Vec<JoinHandle<()>>,
 }
 
+/// A device's driver is called here, too, which counts on a stack of the usual size.
+const STACK: usize = 2 << 20;
+
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
-    let thread = std::thread::Builder::new().name(name.into()).stack_size(256 << 10).spawn(body);
+    let thread = std::thread::Builder::new().name(name.into()).stack_size(STACK).spawn(body);
     thread.map_err(|e| Error::io(format!("starting thread {name}"), e))
 }
 
@@ -59,7 +62,7 @@ impl Drop for Keeper {
 }
 
 fn keep(inner: &Inner, done: &AtomicBool) {
-    let mut reported = Instant::now();
+    let (mut reported, mut epoch) = (Instant::now(), 0);
     while !done.load(Ordering::Acquire) {
         let attached = inner.attached();
         let mut fds = vec![inner.event.as_fd()];
@@ -70,6 +73,10 @@ fn keep(inner: &Inner, done: &AtomicBool) {
         inner.publish_finished();
         if attached.iter().any(|a| a.check_death() || !a.is_serving()) {
             inner.detach_gone();
+        }
+        let now = inner.epoch.load(Ordering::Acquire);
+        if std::mem::replace(&mut epoch, now) != now {
+            inner.forget_gone();
         }
         if reported.elapsed() >= Duration::from_secs(1) {
             reported = Instant::now();

@@ -8,7 +8,7 @@ use super::tasks::InHand;
 use super::{Inner, Task};
 use crate::base::{Error, Result, Status};
 use crate::exchange::message::Model;
-use crate::medium::{Buffer, Place};
+use crate::medium::{Buffer, Place, cuda};
 use crate::os::clock::{self, Nanos};
 use crate::os::futex;
 use crate::os::memory::AlignedBuf;
@@ -77,6 +77,10 @@ impl Inner {
                 return Err(Error::new(Status::Interrupted, "the wait for tasks was cancelled"));
             }
             self.publish_finished();
+            if let Some(e) = cuda::lost() {
+                // It would claim ticket after ticket and fail each at once, before workers that could make them.
+                return Err(Error::new(e.status, format!("this worker can make nothing any more: {}", e.message)));
+            }
             let turn = self.serve().turn(self)?;
             match &turn {
                 Some((student, generation)) => self.serve_turn(student, *generation, max, out, deadline)?,
@@ -160,6 +164,21 @@ impl Inner {
         free.iter().for_each(|a| a.place().idle.awake());
     }
 
+    /// Lets go of students that have gone, though nobody takes tasks: a generator may be at it for long. Those whose tasks are in hand stay until these are done.
+    pub(super) fn forget_gone(&self) {
+        // Not under the lock: while a student is attached, which may take a driver its time, nobody has the list.
+        let (epoch, attached) = (self.epoch.load(Ordering::Acquire), self.attached());
+        let mut serve = self.serve();
+        if self.closed.load(Ordering::Acquire) {
+            // `leave` has let go of all, or is about to.
+            return;
+        }
+        let gone = serve.take_over(epoch, attached);
+        drop(serve);
+        // Nor this: closing a device's memory may wait for the device.
+        drop(gone);
+    }
+
     /// Publishes what is committed, gives everything else back and leaves every seat.
     pub(super) fn leave(&self) {
         self.publish_all();
@@ -185,24 +204,27 @@ impl Serve {
     /// Takes over the list of students if it has changed.
     fn sync(&mut self, inner: &Inner) {
         let epoch = inner.epoch.load(Ordering::Acquire);
-        if epoch == self.epoch {
-            return;
+        if epoch != self.epoch {
+            drop(self.take_over(epoch, inner.attached()));
+        }
+    }
+
+    /// Takes over the list of students as of `epoch`, or of a later one; those that have gone.
+    fn take_over(&mut self, epoch: u64, attached: Vec<Arc<Attachment>>) -> Vec<Client> {
+        if epoch <= self.epoch {
+            return Vec::new();
         }
         self.epoch = epoch;
-        let attached = inner.attached();
-        self.clients.retain_mut(|c| {
-            let stays = attached.iter().any(|a| Arc::ptr_eq(a, &c.attachment));
-            if !stays {
-                c.drop_spare();
-            }
-            stays
-        });
+        let has_gone = |c: &mut Client| !attached.iter().any(|a| Arc::ptr_eq(a, &c.attachment));
+        let mut gone: Vec<Client> = self.clients.extract_if(.., has_gone).collect();
+        gone.iter_mut().for_each(Client::drop_spare);
         let start = self.clients.iter().map(|c| c.served).min().unwrap_or(0);
         for attachment in attached {
             if !self.clients.iter().any(|c| Arc::ptr_eq(&c.attachment, &attachment)) {
                 self.clients.push(Client { attachment, served: start, spare: None, scratch: Vec::new() });
             }
         }
+        gone
     }
 
     fn room(&self, inner: &Inner) -> Result<usize> {

@@ -20,12 +20,26 @@ pub struct IpcHandle(pub [u8; 64]);
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: c_int = 2;
+/// `CUDA_ERROR_NOT_INITIALIZED`: what `cuInit` says in a forked child of a process that has begun with CUDA.
+const NOT_INITIALIZED: c_int = 3;
+/// `CUDA_ERROR_DEVICE_UNAVAILABLE`.
+const DEVICE_UNAVAILABLE: c_int = 46;
 /// `CUDA_ERROR_NO_DEVICE`.
 const NO_DEVICE: c_int = 100;
 /// `CUDA_ERROR_NOT_READY`: no failure, but what `cuEventQuery` says of work that is still under way.
 pub const NOT_READY: c_int = 600;
-/// Errors after which a context never works again: an illegal address, an ECC error, a failed launch, a lost device and their like.
-const CONTEXT_LOST: [c_int; 8] = [214, 700, 701, 709, 714, 715, 719, 721];
+/// `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`: somebody else in this process was first.
+pub const PEER_ACCESS_ALREADY_ENABLED: c_int = 704;
+/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`: not while a stream of the context is captured into a graph.
+pub const STREAM_CAPTURE_UNSUPPORTED: c_int = 900;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`: this thread's calls concern no capture that is going on elsewhere in the process.
+pub const CAPTURE_RELAXED: c_int = 2;
+/// Errors after which nothing of CUDA works in the process any more, as `cuda.h` says of each: memory errors (214, 220, 226), kernels that failed in one way or another
+/// (an assertion is 710), a context destroyed (709), an MPS server that has ended its client (810), a device outside that failed (911). 701 is none: such a launch
+/// did not happen, and the next one may.
+const CONTEXT_LOST: [c_int; 16] = [214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911];
+/// What is said to a forked child, whoever its parent began CUDA with.
+const FORKED: &str = "CUDA was begun by the parent process, and a forked child cannot use it: start processes with the 'spawn' method";
 
 macro_rules! driver_calls {
     ($($name:ident: $symbol:literal ($($argument:ty),*);)*) => {
@@ -57,10 +71,12 @@ driver_calls! {
     device_name: "cuDeviceGetName" (*mut c_char, c_int, c_int);
     device_uuid: "cuDeviceGetUuid_v2" (*mut [u8; 16], c_int);
     can_access_peer: "cuDeviceCanAccessPeer" (*mut c_int, c_int, c_int);
+    enable_peer_access: "cuCtxEnablePeerAccess" (Handle, c_uint);
     retain_context: "cuDevicePrimaryCtxRetain" (*mut Handle, c_int);
     release_context: "cuDevicePrimaryCtxRelease_v2" (c_int);
     push_context: "cuCtxPushCurrent_v2" (Handle);
     pop_context: "cuCtxPopCurrent_v2" (*mut Handle);
+    exchange_capture_mode: "cuThreadExchangeStreamCaptureMode" (*mut c_int);
     synchronize: "cuCtxSynchronize" ();
     alloc: "cuMemAlloc_v2" (*mut DevicePtr, usize);
     free: "cuMemFree_v2" (DevicePtr);
@@ -99,13 +115,13 @@ pub struct Device {
 }
 
 impl Device {
-    /// The UUID as `nvidia-smi -L` shows it.
+    /// Its UUID, for people.
     pub fn label(&self) -> String {
         uuid_label(&self.uuid)
     }
 }
 
-/// A UUID as `nvidia-smi -L` shows it.
+/// A UUID as `nvidia-smi -L` shows it (which writes `MIG-` before that of a MIG instance).
 pub fn uuid_label(uuid: &[u8; 16]) -> String {
     let hex: String = uuid.iter().map(|b| format!("{b:02x}")).collect();
     format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
@@ -116,16 +132,23 @@ pub struct Driver {
     /// Its functions.
     pub calls: Calls,
     forks: u32,
+    /// The first error after which no context of this process works any more.
+    lost: OnceLock<Error>,
+}
+
+static DRIVER: OnceLock<Result<Driver>> = OnceLock::new();
+
+/// Why nothing of CUDA works in this process any more, if it is so. Does not load the driver.
+pub fn lost() -> Option<Error> {
+    DRIVER.get()?.as_ref().ok()?.lost.get().cloned()
 }
 
 impl Driver {
     /// The driver, loaded at the first call. Says why there is none: no library, no device, or a forked child of the process that has begun with it.
     pub fn get() -> Result<&'static Driver> {
-        static DRIVER: OnceLock<Result<Driver>> = OnceLock::new();
         let driver = DRIVER.get_or_init(Driver::load).as_ref().map_err(Clone::clone)?;
         if driver.forks != process::fork_depth() {
-            let message = "CUDA was begun by the parent process, and a forked child cannot use it: start processes with the 'spawn' method";
-            return Err(Error::new(Status::Forked, message));
+            return Err(Error::new(Status::Forked, FORKED));
         }
         Ok(driver)
     }
@@ -141,10 +164,12 @@ impl Driver {
         }
         // SAFETY: just opened, never closed; libcuda.so.1 is the driver by its name.
         let calls = unsafe { Calls::find(library) }.map_err(|name| none(format!("the driver lacks {name}: one of CUDA 11.4 or newer is needed")))?;
-        let driver = Driver { calls, forks: process::fork_depth() };
+        let driver = Driver { calls, forks: process::fork_depth(), lost: OnceLock::new() };
         // SAFETY: the one argument that there may be.
         match unsafe { (driver.calls.init)(0) } {
             0 => {}
+            // By another library: torch, say.
+            NOT_INITIALIZED => return Err(Error::new(Status::Forked, FORKED)),
             NO_DEVICE => return Err(none("there is a driver, but no device (what is CUDA_VISIBLE_DEVICES set to?)".into())),
             code => return Err(none(format!("cuInit: {}", driver.describe(code)))),
         }
@@ -171,9 +196,19 @@ impl Driver {
         if code == 0 {
             return Ok(());
         }
-        let lost = if CONTEXT_LOST.contains(&code) { "; this process's CUDA context is lost: nothing but a restart brings it back" } else { "" };
+        let more = match code {
+            code if CONTEXT_LOST.contains(&code) => "; this process's CUDA context is lost: nothing but a restart brings it back",
+            DEVICE_UNAVAILABLE => {
+                "; another process has the device for itself (`nvidia-smi -q -d COMPUTE`): set its compute mode to DEFAULT, or use MPS"
+            }
+            _ => "",
+        };
         let status = if code == OUT_OF_MEMORY { Status::NoMemory } else { Status::Io };
-        Err(Error::new(status, format!("{what}: {}{lost}", self.describe(code))))
+        let error = Error::new(status, format!("{what}: {}{more}", self.describe(code)));
+        if CONTEXT_LOST.contains(&code) {
+            let _ = self.lost.set(error.clone());
+        }
+        Err(error)
     }
 
     /// The devices that this process may use.
@@ -203,7 +238,7 @@ impl Driver {
         Ok(id)
     }
 
-    /// Whether one device reaches the other's memory without the host.
+    /// Whether device `from` reaches the memory of `to` without the host.
     pub fn can_access_peer(&self, from: i32, to: i32) -> Result<bool> {
         let mut can = 0;
         let (from, to) = (self.device_id(from)?, self.device_id(to)?);

@@ -27,6 +27,7 @@ mod owners;
 mod student;
 mod worker;
 
+pub use driver::lost;
 pub use owners::{Pinned, counts};
 pub use student::CudaMedium;
 pub use worker::attach;
@@ -161,7 +162,7 @@ impl super::Mark for Mark {
                 // Whatever the copies' end, an event must have been waited for before it is used again.
                 written.wait().and(copied)
             }
-            Mark::Everything(context) => context.synchronize(),
+            Mark::Everything(context) => context.synchronize_in_time(),
         }
     }
 }

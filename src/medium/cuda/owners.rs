@@ -2,7 +2,7 @@
 //!
 //! Contexts are the devices' *primary* ones, which torch and every other user of the runtime API share, so that streams and pointers may be exchanged with them.
 
-use super::driver::{DevicePtr, Driver, Handle, IpcHandle, NOT_READY};
+use super::driver::{CAPTURE_RELAXED, DevicePtr, Driver, Handle, IpcHandle, NOT_READY, PEER_ACCESS_ALREADY_ENABLED, STREAM_CAPTURE_UNSUPPORTED};
 use crate::base::{Error, Result, Status};
 use crate::os::process;
 use std::collections::HashMap;
@@ -10,6 +10,7 @@ use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 /// Events of one device that may be waited for at a time; whoever wants one more waits for one of them.
 const EVENTS: usize = 64;
@@ -23,6 +24,10 @@ const IPC_FLAGS: u32 = 1;
 const PORTABLE: u32 = 1;
 /// Looks at an event before sleeping on it.
 const LOOKS: u32 = 50;
+/// What shared memory is a multiple of: the driver cuts smaller allocations out of blocks of this size, and a handle opens the whole block.
+const BLOCK: usize = 2 << 20;
+/// Between two tries of what cannot be done while a stream is captured.
+const WHILE_CAPTURED: Duration = Duration::from_millis(10);
 
 /// Handles of other processes' memory opened and closed by this process.
 static OPENS: AtomicU64 = AtomicU64::new(0);
@@ -58,14 +63,21 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
-/// While it lives, a context is this thread's current one. It stays on its thread.
-pub struct Entered<'a>(&'a Context, PhantomData<*const ()>);
+/// While it lives, a context is this thread's current one, and what is called concerns no graph that another thread captures meanwhile. It stays on its thread.
+pub struct Entered<'a> {
+    context: &'a Context,
+    /// The thread's own, given back afterwards.
+    capture_mode: i32,
+    on_this_thread: PhantomData<*const ()>,
+}
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
         let mut popped = ptr::null_mut();
+        // SAFETY: `capture_mode` is writable, and holds a mode.
+        unsafe { (self.context.driver.calls.exchange_capture_mode)(&raw mut self.capture_mode) };
         // SAFETY: `popped` is writable; this thread pushed the context, and whatever was pushed later was popped before.
-        unsafe { (self.0.driver.calls.pop_context)(&raw mut popped) };
+        unsafe { (self.context.driver.calls.pop_context)(&raw mut popped) };
     }
 }
 
@@ -97,7 +109,10 @@ impl Context {
         Driver::get()?;
         // SAFETY: retained until `self` is dropped.
         self.driver.check("cuCtxPushCurrent", unsafe { (self.driver.calls.push_context)(self.handle) })?;
-        Ok(Entered(self, PhantomData))
+        let mut entered = Entered { context: self, capture_mode: CAPTURE_RELAXED, on_this_thread: PhantomData };
+        // SAFETY: the place is writable, and holds a mode.
+        unsafe { (self.driver.calls.exchange_capture_mode)(&raw mut entered.capture_mode) };
+        Ok(entered)
     }
 
     /// Waits for everything that was queued in it so far, on any stream, by anybody in this process.
@@ -105,6 +120,30 @@ impl Context {
         let _here = self.enter()?;
         // SAFETY: no arguments.
         self.driver.check("cuCtxSynchronize", unsafe { (self.driver.calls.synchronize)() })
+    }
+
+    /// As [`Context::synchronize`]; where a stream is captured into a graph, which allows no such call, once that is over.
+    pub fn synchronize_in_time(&self) -> Result<()> {
+        loop {
+            let here = self.enter()?;
+            // SAFETY: no arguments.
+            let code = unsafe { (self.driver.calls.synchronize)() };
+            drop(here);
+            if code != STREAM_CAPTURE_UNSUPPORTED {
+                return self.driver.check("cuCtxSynchronize", code);
+            }
+            std::thread::sleep(WHILE_CAPTURED);
+        }
+    }
+
+    /// Has this device reach memory of another one that it can reach, so that copies between them need not go through the host.
+    pub fn reach(&self, peer: &Context) -> Result<()> {
+        let _here = self.enter()?;
+        // SAFETY: both contexts are retained; the flags must be 0.
+        match unsafe { (self.driver.calls.enable_peer_access)(peer.handle, 0) } {
+            PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+            code => self.driver.check("cuCtxEnablePeerAccess", code),
+        }
     }
 
     /// Bytes free and in all.
@@ -147,9 +186,8 @@ impl Context {
         let here = self.enter()?;
         // SAFETY: `from` is readable and stays so, since this waits; `to` is `from.len()` bytes of memory that the caller owns on this device.
         let code = unsafe { (self.driver.calls.to_device)(to, from.as_ptr().cast(), from.len(), stream.handle) };
-        self.driver.check("cuMemcpyHtoDAsync", code)?;
         drop(here);
-        self.record(stream.handle)?.wait()
+        self.finish(stream, "cuMemcpyHtoDAsync", code)
     }
 
     /// As [`Context::upload`], from shared memory that others may write at the same time.
@@ -157,9 +195,8 @@ impl Context {
         let here = self.enter()?;
         // SAFETY: `from` is the start of a mapped slot of at least `len` bytes that outlives this call; the driver reads it as plain bytes.
         let code = unsafe { (self.driver.calls.to_device)(to, from.as_ptr().cast(), len, stream.handle) };
-        self.driver.check("cuMemcpyHtoDAsync", code)?;
         drop(here);
-        self.record(stream.handle)?.wait()
+        self.finish(stream, "cuMemcpyHtoDAsync", code)
     }
 
     /// Copies to the host and returns once the bytes are there.
@@ -167,9 +204,18 @@ impl Context {
         let here = self.enter()?;
         // SAFETY: `to` is writable and borrowed until this returns; where the wait below fails, the context is lost and its copies with it.
         let code = unsafe { (self.driver.calls.to_host)(to.as_mut_ptr().cast(), from, to.len(), stream.handle) };
-        self.driver.check("cuMemcpyDtoHAsync", code)?;
         drop(here);
-        self.record(stream.handle)?.wait()
+        self.finish(stream, "cuMemcpyDtoHAsync", code)
+    }
+
+    /// Waits for a copy that was queued, if it was. Whatever comes of that, it reads and writes host memory no more.
+    fn finish(self: &Arc<Self>, stream: &OwnStream, what: &str, code: i32) -> Result<()> {
+        self.driver.check(what, code)?;
+        match self.record(stream.handle) {
+            Ok(event) => event.wait(),
+            // No event is to be had.
+            Err(e) => self.synchronize_in_time().and(Err(e)),
+        }
     }
 
     /// Queues a copy within the device.
@@ -188,8 +234,11 @@ impl Context {
         self.driver.check("cuMemsetD8Async (is the stream one of this device?)", code)
     }
 
-    /// Queues a copy from this device to another; the driver goes through pinned host memory where there is no way between them.
+    /// Queues a copy from this device to memory of context `peer`, if that is another; the driver goes through pinned host memory where this one does not reach it.
     pub fn copy_to_peer(&self, stream: &OwnStream, peer: &Context, to: DevicePtr, from: DevicePtr, len: usize) -> Result<()> {
+        if ptr::eq(self, peer) {
+            return self.copy(stream, to, from, len);
+        }
         let _here = self.enter()?;
         // SAFETY: as in `copy`; both contexts are retained.
         let code = unsafe { (self.driver.calls.copy_peer)(to, peer.handle, from, self.handle, len, stream.handle) };
@@ -206,12 +255,12 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        if Driver::get().is_ok() {
-            // SAFETY: all events are back in the pool, since each keeps its context; the context was retained once by `of`.
-            unsafe {
-                lock(&self.events).free.drain(..).for_each(|event| _ = (self.driver.calls.drop_event)(event));
-                (self.driver.calls.release_context)(self.id);
-            }
+        if let Ok(here) = self.enter() {
+            // SAFETY: all events are back in the pool, since each keeps its context, which is the current one.
+            lock(&self.events).free.drain(..).for_each(|event| _ = unsafe { (self.driver.calls.drop_event)(event) });
+            drop(here);
+            // SAFETY: retained once by `of`.
+            unsafe { (self.driver.calls.release_context)(self.id) };
         }
     }
 }
@@ -228,6 +277,7 @@ unsafe impl Send for Event {}
 impl Event {
     /// Whether what it stands for is done. Does not wait.
     pub fn is_done(&self) -> Result<bool> {
+        let _here = self.context.enter()?;
         // SAFETY: the event is valid until `self` is dropped.
         let code = unsafe { (self.context.driver.calls.query)(self.handle) };
         if code == NOT_READY { Ok(false) } else { self.context.driver.check("asking for an event", code).map(|()| true) }
@@ -235,6 +285,7 @@ impl Event {
 
     /// Waits until what it stands for is done.
     pub fn wait(self) -> Result<()> {
+        let _here = self.context.enter()?;
         let calls = &self.context.driver.calls;
         // SAFETY: the event is valid until `self` is dropped.
         let done = (0..LOOKS).any(|_| unsafe { (calls.query)(self.handle) } == 0);
@@ -308,12 +359,22 @@ impl Memory {
         Ok(Memory { context: context.clone(), at, forks: process::fork_depth() })
     }
 
+    /// As [`Memory::new`], to be shared: nothing else lies in what other processes open by its handle.
+    pub fn to_share(context: &Arc<Context>, len: usize, what: &str) -> Result<Memory> {
+        Memory::new(context, len.checked_next_multiple_of(BLOCK).unwrap_or(len), what)
+    }
+
     /// Its address, for the driver only.
     pub fn at(&self) -> DevicePtr {
         self.at
     }
 
-    /// What another process opens it by.
+    /// The context that it was allocated in.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// What another process opens it by; of [`Memory::to_share`].
     pub fn export(&self) -> Result<IpcHandle> {
         let _here = self.context.enter()?;
         let mut handle = IpcHandle([0; 64]);
@@ -335,7 +396,7 @@ impl Drop for Memory {
     }
 }
 
-/// Another process's memory, opened here. A process opens a handle once; all who need it share that.
+/// Another process's memory, opened here. A process opens a handle once on each device; all who need it there share that.
 pub struct Opened {
     context: Arc<Context>,
     at: DevicePtr,
@@ -343,12 +404,13 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// Opens it, or finds it open already.
+    /// Opens it, or finds it open already. An address is good for the device that it was opened on, and no other.
     pub fn get(context: &Arc<Context>, handle: IpcHandle) -> Result<Arc<Opened>> {
-        static ALL: Mutex<Vec<([u8; 64], Weak<Opened>)>> = Mutex::new(Vec::new());
+        static ALL: Mutex<Vec<(i32, [u8; 64], Weak<Opened>)>> = Mutex::new(Vec::new());
         let mut all = lock(&ALL);
-        all.retain(|(_, opened)| opened.strong_count() > 0);
-        if let Some(opened) = all.iter().find(|(known, _)| *known == handle.0).and_then(|(_, opened)| opened.upgrade()) {
+        all.retain(|(_, _, opened)| opened.strong_count() > 0);
+        let known = all.iter().find(|(device, known, _)| *device == context.ordinal && *known == handle.0);
+        if let Some(opened) = known.and_then(|(_, _, opened)| opened.upgrade()) {
             return Ok(opened);
         }
         let _here = context.enter()?;
@@ -357,7 +419,7 @@ impl Opened {
         context.driver.check("cuIpcOpenMemHandle", unsafe { (context.driver.calls.ipc_open)(&raw mut at, handle, IPC_FLAGS) })?;
         OPENS.fetch_add(1, Ordering::Relaxed);
         let opened = Arc::new(Opened { context: context.clone(), at, forks: process::fork_depth() });
-        all.push((handle.0, Arc::downgrade(&opened)));
+        all.push((context.ordinal, handle.0, Arc::downgrade(&opened)));
         Ok(opened)
     }
 
@@ -375,8 +437,10 @@ impl Drop for Opened {
         if let Ok(_here) = self.context.enter() {
             // SAFETY: opened by `get` and closed once; whoever owns this keeps it until nothing queued uses it.
             let code = unsafe { (self.context.driver.calls.ipc_close)(self.at) };
-            let _ = self.context.driver.check("cuIpcCloseMemHandle", code).inspect_err(|e| tracing::warn!("{e}"));
-            CLOSES.fetch_add(1, Ordering::Relaxed);
+            match self.context.driver.check("cuIpcCloseMemHandle", code) {
+                Ok(()) => _ = CLOSES.fetch_add(1, Ordering::Relaxed),
+                Err(e) => tracing::warn!("{e}"),
+            }
         }
     }
 }

@@ -41,9 +41,9 @@ impl CudaMedium {
         let len = (slots as usize).checked_mul(stride).filter(|n| *n <= isize::MAX as usize);
         let len = len.ok_or_else(|| Error::invalid(format!("{slots} slots of {stride} bytes are more than an address space holds")))?;
         let what = format!("{slots} slots of {stride} bytes (slot_count + max_workers x max_batch: a device has no room that is only set aside)");
-        let memory = Arc::new(Memory::new(&context, len, &what)?);
+        let memory = Arc::new(Memory::to_share(&context, len, &what)?);
         let refused = |e: Error| {
-            let why = "its memory cannot be shared with other processes (a MIG instance, or a driver that refuses)";
+            let why = "its memory cannot be shared with other processes (a platform without CUDA IPC, or a MIG instance whose driver refuses)";
             Error::new(Status::Unsupported, format!("{} ({}): {why}: {e}", device.label(), device.name))
         };
         let id = process::random_u128();
@@ -134,8 +134,7 @@ impl Medium for CudaMedium {
         Ok(Some(Box::new(mark)))
     }
 
-    fn keep(&mut self) {
-        // Freeing memory that another process has open is undefined.
-        std::mem::forget(self.memory.take());
+    fn keep(&mut self) -> Option<Box<dyn Send>> {
+        self.memory.take().map(|memory| Box::new(memory) as Box<dyn Send>)
     }
 }

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | works on the student's device | in the slot itself | by being written |
 //! | knows nothing of devices | in host memory of its own | by a copy to the device |
-//! | works on another device | in memory of the worker's device | by a peer copy; through pinned host memory where devices have no way between them (the driver sees to it) |
+//! | works on another device | in memory of the worker's device | by a peer copy, from there; through pinned host memory where devices have no way between them (the driver sees to it) |
 //! | cannot open the student's memory | in host memory beside the slots, if the student allows that | copied up by the student |
 
 use super::driver::{DevicePtr, Driver, Handle};
@@ -30,12 +30,10 @@ pub fn attach(buf_name: &str, fd: Option<OwnedFd>, slots: u32, stride: usize, ma
         Ok(writer) => return Ok(Box::new(writer)),
         Err(e) => e,
     };
-    let label = offer.label();
     let Some(fd) = fd else {
-        let message = format!("memory of {label} cannot be written from here, and the student did not ask for fallback=\"shm\": {}", refused.message);
-        return Err(Error::new(refused.status, message));
+        return Err(Error::new(refused.status, format!("fallback=\"shm\" was not asked for, and {}", refused.message)));
     };
-    tracing::warn!("memory of {label} cannot be written from here; samples go through host memory instead: {refused}");
+    tracing::warn!("memory of {} cannot be written from here; samples go through host memory instead: {refused}", offer.label());
     let beside = MappedMedium::attach("shm", "", fd, slots, stride)?;
     beside.reserve(slots)?;
     Ok(Box::new(HostWriter(beside)))
@@ -90,23 +88,40 @@ impl DeviceWriter {
         }
         let students = devices.iter().find(|d| d.uuid == offer.uuid()).map(|d| d.ordinal);
         let made_on = wanted.or(students).unwrap_or(0);
-        // A device that is not visible here can be opened from one that reaches it.
-        let opened_on = students.unwrap_or(made_on);
-        let (context, target_context) = (Context::of(made_on)?, Context::of(opened_on)?);
-        let target = match own(&offer.id) {
-            Some(memory) => Target::Own(memory),
-            None => Target::Opened(Opened::get(&target_context, offer.handle()).map_err(|e| why_not(e, offer, students.is_some()))?),
+        let context = Context::of(made_on)?;
+        // A device that is not visible here can only be opened from one that reaches it.
+        let apart = match students {
+            Some(students) if students != made_on && !driver.can_access_peer(made_on, students)? => Some(students),
+            _ => None,
         };
+        let (target_context, target) = match own(&offer.id) {
+            Some(memory) => (memory.context().clone(), Target::Own(memory)),
+            None => {
+                // Where the samples are made, if that device reaches the student's: a context on that one, too, would take hundreds of MiB of its memory.
+                let open = |on: Arc<Context>| Opened::get(&on, offer.handle()).map(|opened| (on, Target::Opened(opened)));
+                let opened = match (apart, students.filter(|s| *s != made_on)) {
+                    (Some(students), _) => open(Context::of(students)?),
+                    // A device reaches so many others and no more: what the driver says of the next one comes as an error.
+                    (None, Some(students)) => open(context.clone()).or_else(|e| {
+                        tracing::warn!("copies to {} go through host memory: {e}", offer.label());
+                        open(Context::of(students)?)
+                    }),
+                    (None, None) => open(context.clone()),
+                };
+                opened.map_err(|e| why_not(e, offer, students.is_some()))?
+            }
+        };
+        if matches!(target, Target::Own(_)) && apart.is_none() && !Arc::ptr_eq(&context, &target_context) {
+            // Opening does that by itself where the memory is another process's.
+            let _ = context.reach(&target_context).inspect_err(|e| tracing::warn!("copies to {} go through host memory: {e}", offer.label()));
+        }
         let making = match make_on {
             MakeOn::Host => Making::InHostMemory,
             _ if students == Some(made_on) => Making::InTheSlot,
             _ => Making::OnDevice(Pool::new(&context, stride)?),
         };
         if matches!(making, Making::OnDevice(_)) {
-            let way = match students {
-                Some(students) if !driver.can_access_peer(made_on, students)? => "through pinned host memory, since they have no way between them",
-                _ => "by peer copies",
-            };
+            let way = if apart.is_some() { "through pinned host memory, since they have no way between them" } else { "by peer copies" };
             tracing::info!("samples are made on device {made_on} and brought to the student's {} {way}", offer.label());
         }
         let (stream, target_stream) = (OwnStream::new(&context)?, OwnStream::new(&target_context)?);
@@ -145,12 +160,10 @@ impl DeviceWriter {
 }
 
 fn why_not(e: Error, offer: &Offer, visible: bool) -> Error {
-    let hint = if visible {
-        "are student and worker in one PID namespace (docker: --pid=host), under one user, and not on a MIG instance?"
-    } else {
-        "the device is not visible here: add it to this process's CUDA_VISIBLE_DEVICES"
-    };
-    Error::new(Status::Refused, format!("the driver refused the handle of {}'s memory: {} ({hint})", offer.label(), e.message))
+    let hint =
+        if visible { "one PID namespace? docker --pid=host; one user? one MIG instance?" } else { "not among this process's CUDA_VISIBLE_DEVICES" };
+    // What helps first: the student's numbers have room for the beginning only.
+    Error::new(Status::Refused, format!("the driver refused the handle of {}'s memory ({hint}): {}", offer.label(), e.message))
 }
 
 impl Medium for DeviceWriter {
@@ -242,8 +255,10 @@ impl Medium for DeviceWriter {
         self.context.synchronize()
     }
 
-    fn detach(&self) {
+    fn detach(&self) -> bool {
         drop(self.target.write().unwrap_or_else(PoisonError::into_inner).take());
+        // Then nothing was closed, nor can be.
+        super::lost().is_none()
     }
 }
 

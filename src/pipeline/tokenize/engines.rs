@@ -1,12 +1,27 @@
 //! The two engines behind one interface.
 
+use super::pretokens::PretokenCache;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use tokenizers::Tokenizer as Reference;
-use tokenizers_fast::pipeline::{EncodeOptions, Override, PipelineToken, PipelineTokenizer};
+use tokenizers_fast::pipeline::{
+    EncodeOptions, Model, Override, PipelineModel, PipelineToken, PipelineTokenizer, PreTokenizer, PreTokenizerScratch, Segment, Span,
+    SpecialSegmentIterator, normalize_all,
+};
 
-/// Buffers that an engine reuses from text to text.
+/// What an engine keeps from text to text, for one thread.
 #[derive(Default)]
 pub(super) struct Scratch {
+    fast: Option<Box<FastScratch>>,
+}
+
+struct FastScratch {
+    /// Whose it is: what is remembered holds for no other.
+    owner: u64,
+    spans: Vec<Span>,
+    split: PreTokenizerScratch,
+    model: <PipelineModel as Model>::Scratch,
+    cache: PretokenCache,
     tokens: Vec<PipelineToken>,
 }
 
@@ -32,9 +47,13 @@ fn guarded<T>(f: impl FnOnce() -> Result<T, Box<dyn std::error::Error + Send + S
 
 /// `tokenizers` 1.0: as fast as it gets, and young.
 pub(super) struct Fast {
+    /// Among all of this process.
+    number: u64,
     tokenizer: PipelineTokenizer,
-    options: EncodeOptions,
+    parse_special: bool,
 }
+
+type EngineResult = std::result::Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
 impl Fast {
     /// Reads a `tokenizer.json`. `Err`: the part that this engine does not know.
@@ -43,25 +62,67 @@ impl Fast {
             let canonical = tokenizers_fast::canonicalize_str(json)?;
             tokenizers_fast::from_json(&canonical)
         })?;
-        let options = EncodeOptions { add_special_tokens: false, encode_special_tokens: true, padding: Override::Off, truncation: Override::Off };
-        Ok(Fast { tokenizer, options })
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Ok(Fast { number: NEXT.fetch_add(1, Ordering::Relaxed), tokenizer, parse_special: false })
+    }
+
+    fn new_scratch(&self) -> Box<FastScratch> {
+        let (split, model) = (PreTokenizerScratch::default(), self.tokenizer.get_model().init_scratch());
+        Box::new(FastScratch { owner: self.number, spans: Vec::new(), split, model, cache: PretokenCache::default(), tokens: Vec::new() })
+    }
+
+    /// What the engine's own `encode_into` does, in its own parts, but for the cache: added tokens are found before and after normalizing, and what is between them is
+    /// cut into pre-tokens, which the model encodes.
+    fn encode_text(&self, text: &str, scratch: &mut FastScratch) -> EngineResult {
+        let added = self.tokenizer.get_added_vocabulary();
+        for segment in SpecialSegmentIterator::new(text, added, false, !self.parse_special) {
+            let (chunk, offset) = match segment {
+                Segment::Text { text, input_offset } => (text, input_offset),
+                Segment::SpecialToken(id) => {
+                    scratch.tokens.push(id.into());
+                    continue;
+                }
+            };
+            let normalized = normalize_all(self.tokenizer.get_normalizers(), chunk, offset)?;
+            for segment in SpecialSegmentIterator::new(&normalized, added, true, !self.parse_special) {
+                match segment {
+                    Segment::Text { text, .. } => self.encode_plain(text, scratch)?,
+                    Segment::SpecialToken(id) => scratch.tokens.push(id.into()),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn encode_plain(&self, text: &str, scratch: &mut FastScratch) -> EngineResult {
+        if u32::try_from(text.len()).is_err() {
+            return Err(format!("{} bytes after normalization; at most {} can be encoded", text.len(), u32::MAX).into());
+        }
+        let FastScratch { spans, split, model, cache, tokens, .. } = scratch;
+        spans.clear();
+        self.tokenizer.get_pre_tokenizer().pre_tokenize(text, split, spans)?;
+        cache.encode(text, spans, tokens, |word, tokens| self.tokenizer.get_model().tokenize_pipeline(word, model, tokens))
     }
 }
 
 impl Ids for Fast {
     fn parse_special(&mut self, on: bool) {
-        self.options.encode_special_tokens = !on;
+        self.parse_special = on;
     }
 
     fn encode(&self, text: &str, scratch: &mut Scratch, out: &mut Vec<u32>) -> Result<(), String> {
-        scratch.tokens.clear();
-        guarded(|| self.tokenizer.encode_into(text, &self.options, &mut scratch.tokens))?;
-        out.extend_from_slice(PipelineToken::cast_slice(&scratch.tokens));
+        // Taken, so that one in whose midst the engine panicked is not used again.
+        let mut mine = scratch.fast.take().filter(|s| s.owner == self.number).unwrap_or_else(|| self.new_scratch());
+        mine.tokens.clear();
+        guarded(|| self.encode_text(text, &mut mine))?;
+        out.extend_from_slice(PipelineToken::cast_slice(&mine.tokens));
+        scratch.fast = Some(mine);
         Ok(())
     }
 
     fn encode_framed(&self, text: &str) -> Result<Vec<u32>, String> {
-        let options = EncodeOptions { add_special_tokens: true, ..self.options.clone() };
+        let options =
+            EncodeOptions { add_special_tokens: true, encode_special_tokens: !self.parse_special, padding: Override::Off, truncation: Override::Off };
         let encodings = guarded(|| self.tokenizer.encode(text, &options).wait())?;
         Ok(encodings.first().map_or_else(Vec::new, |e| PipelineToken::cast_slice(e.ids()).to_vec()))
     }
