@@ -218,6 +218,34 @@ fn explain_says_what_a_recipe_does() {
 }
 
 #[test]
+fn a_step_of_more_tokens_than_any_run_takes_is_told_what_global_batch_counts() {
+    let of = |rows: &str| house(|r| r.replace("max_length = 32", "max_length = 2048").replace("global_batch = 8", &format!("global_batch = {rows}")));
+    let said = laneway(&of("1048576"), &["explain", "recipe.toml"]);
+    assert!(said.err.contains("a step is 1048576 rows of 2048 tokens each; batch.global_batch counts rows, not tokens"), "{}", said.err);
+    assert!(!laneway(&of("8192"), &["explain", "recipe.toml"]).err.contains("counts rows"));
+}
+
+#[test]
+fn many_datasets_of_many_files_share_the_files_that_may_be_open() {
+    let dir = house(str::to_owned);
+    let mut recipe = RECIPE.replace("[shuffle]", "[shuffle]\ndocuments = \"global\"");
+    for set in 0..8 {
+        let folder = dir.path().join(format!("many{set}"));
+        fs::create_dir(&folder).unwrap();
+        for file in 0..40 {
+            fs::write(folder.join(format!("{file}.jsonl")), format!("{{\"text\": \"{set} {file}\"}}\n").repeat(3)).unwrap();
+        }
+        recipe += &format!("[[dataset]]\nname = \"many{set}\"\npaths = [\"many{set}\"]\n");
+    }
+    fs::write(dir.path().join("recipe.toml"), recipe).unwrap();
+    // What the usual limit of 1024 is to thousands of files.
+    let shell = format!("ulimit -n 100; exec '{}' verify recipe.toml --ranks 1,2 --steps 40", built::program().display());
+    let output = Command::new("sh").args(["-c", &shell]).current_dir(dir.path()).env("LANEWAY_CACHE", dir.path().join("cache")).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("PASS"), "{said}{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
 fn mistakes_are_named_with_what_would_be_right() {
     let dir = house(str::to_owned);
     fs::write(dir.path().join("odd.toml"), RECIPE.replace("max_length", "max_lenght")).unwrap();

@@ -141,12 +141,31 @@ fn a_file_of_one_large_frame_gets_a_copy_that_is_made_again_when_lost() {
 }
 
 #[test]
-fn without_room_for_a_copy_the_frame_is_read_as_it_is() {
-    let dir = tempfile::tempdir().unwrap();
-    let (plain, expected) = corpus(12);
-    let spec = written(dir.path(), "a.jsonl.zst", &zstd(&plain));
-    std::fs::write(dir.path().join("cache"), "in the way").unwrap();
-    assert!(texts(&open(&spec, dir.path())) == expected);
+fn without_room_for_a_copy_the_frame_is_read_as_it_is_and_documents_come_in_the_same_order() {
+    let (plain, expected) = corpus(14);
+    let (small, large) = plain.split_at(1_000_000);
+    let even = &plain[..12 << 20];
+    for (what, bytes, whole) in [
+        ("one frame", zstd(&plain), true),
+        ("a large one behind small ones", [pieces(small, 300_000, zstd), zstd(large)].concat(), true),
+        ("small ones behind a large one", [zstd(&plain[..9 << 20]), pieces(&plain[9 << 20..], 70_000, zstd)].concat(), true),
+        ("one that ends with a frame of its copy", zstd(even), false),
+    ] {
+        // Orders follow from groups, so these may not depend on whether a cache can be written.
+        let groups = |room: bool| {
+            let dir = tempfile::tempdir().unwrap();
+            let spec = DatasetSpec { on_error: ErrorPolicy::Skip, ..written(dir.path(), "a.jsonl.zst", &bytes) };
+            if !room {
+                std::fs::write(dir.path().join("cache"), "in the way").unwrap();
+            }
+            let set = open(&spec, dir.path());
+            assert!(!whole || texts(&set) == expected, "{what}");
+            format!("{:?}", set.groups())
+        };
+        let with_a_copy = groups(true);
+        assert!(with_a_copy.matches("first_document").count() >= 3, "{what}: {with_a_copy}");
+        assert_eq!(with_a_copy, groups(false), "{what}");
+    }
 }
 
 #[test]

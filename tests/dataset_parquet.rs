@@ -114,6 +114,60 @@ fn only_the_pages_that_hold_the_rows_are_read() {
 }
 
 #[test]
+fn any_row_can_be_read_after_any_other_also_over_the_ends_of_row_groups() {
+    let dir = tempfile::tempdir().unwrap();
+    let expected = numbered(24);
+    let set = open(&written(dir.path(), "a.parquet", &table(&present(&expected), 8, plain())), dir.path());
+    let (mut reader, mut batch) = (set.reader(), DocBatch::new());
+    for first in 0..24 {
+        for then in 0..24 {
+            for row in [first, then] {
+                reader.read(row..row + 1, &mut batch).unwrap_or_else(|e| panic!("row {then} after row {first}: {e}"));
+                assert_eq!(batch.text(0), expected[row as usize]);
+            }
+        }
+    }
+}
+
+#[test]
+fn row_groups_read_one_after_the_other_are_read_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let expected = numbered(8000);
+    let set = open(&written(dir.path(), "a.parquet", &table(&present(&expected), 1000, plain())), dir.path());
+    let before = set.bytes_read();
+    let (mut reader, mut batch) = (set.reader(), DocBatch::new());
+    for from in (0..8000).step_by(250) {
+        reader.read(from..from + 250, &mut batch).unwrap();
+    }
+    let column = expected.iter().map(|t| t.len() as u64 + 4).sum::<u64>();
+    let read = (set.bytes_read() - before) as f64 / column as f64;
+    assert!(read < 1.25, "read {read:.2} times the column");
+}
+
+#[test]
+fn a_file_that_can_be_read_no_more_is_an_error_and_no_damage_to_skip() {
+    let dir = tempfile::tempdir().unwrap();
+    // More files than are kept open, in each of which the text column is half read.
+    let names: Vec<String> = (0..1100).map(|i| format!("{i:04}.parquet")).collect();
+    let bytes = table(&present(&numbered(8)), 8, plain().set_data_page_size_limit(1).set_write_batch_size(1));
+    names.iter().for_each(|name| std::fs::write(dir.path().join(name), &bytes).unwrap());
+    let spec = DatasetSpec { on_error: ErrorPolicy::Skip, ..DatasetSpec::new("test", [dir.path().to_str().unwrap()]) };
+    let set = open(&spec, dir.path());
+    let (mut reader, mut batch) = (set.reader(), DocBatch::new());
+    for file in 0..1100 {
+        reader.read(file * 8..file * 8 + 2, &mut batch).unwrap();
+    }
+    reader.read(2..4, &mut batch).unwrap();
+    assert_eq!(batch.text(0), numbered(8)[2]);
+    std::fs::remove_file(dir.path().join("0007.parquet")).unwrap();
+    std::fs::write(dir.path().join("0008.parquet"), &bytes[..bytes.len() - 1]).unwrap();
+    let e = reader.read(58..60, &mut batch).unwrap_err();
+    assert!(e.message.contains("opening") && e.message.contains("0007.parquet: No such file"), "{e}");
+    let e = reader.read(66..68, &mut batch).unwrap_err();
+    assert!(e.message.contains("0008.parquet has changed since it was indexed"), "{e}");
+}
+
+#[test]
 fn null_text_follows_the_policy() {
     let dir = tempfile::tempdir().unwrap();
     let mut rows = present(&numbered(100));

@@ -151,6 +151,8 @@ fn errors_name_file_line_and_what_was_expected() {
         }
     };
     says(b"{\"text\": \"a\"}\n\n\n{\"text\": \"oops\n", &["not JSON: byte 15", "expected '\"' to end a string"]);
+    says(b"{\"text\": \"a\"}\n\n\n[{\"text\": \"a\"}]\n", &["it is JSON but not an object", "jq -c '.[]' FILE"]);
+    says(b"{\"text\": \"a\"}\n\n\n[\n  {\n", &["not JSON: byte 2", "jq -c"]);
     says(b"{\"text\": \"a\"}\n\n\n{\"text\": 5}\n", &["field 'text' is a number; expected a string"]);
     says(b"{\"text\": \"a\"}\n\n\n{\"tekst\": 5}\n", &["field 'text' is missing"]);
     says(b"{\"text\": \"a\"}\n\n\n{\"text\": \"\xFF\"}\n", &["byte 11 is not UTF-8"]);

@@ -247,7 +247,16 @@ fn a_changed_shard_is_refused_by_its_name() {
         let file = dir.join("tokenizer.json");
         std::fs::write(&file, std::fs::read_to_string(&file).unwrap() + " ").unwrap();
     };
-    refused(&tokenizer, "tokenizer");
+    refused(&tokenizer, "tokenizer.path");
+    // What the tokenizer decides, such as the token for padding, is not said to be what was changed.
+    let other_end = |dir: &Path| {
+        let file = dir.join("tokenizer.json");
+        let swapped = std::fs::read_to_string(&file).unwrap().replace("256", "???").replace("257", "256").replace("???", "257");
+        std::fs::write(&file, swapped).unwrap();
+    };
+    refused(&other_end, "tokenizer.path");
+    let renamed = loader(&house(|r| r.replace("\"news\"", "\"press\""))).load(&checkpoint).unwrap_err();
+    assert!(renamed.message.contains(r#"datasets is ["wiki", "press"] now and was ["wiki", "news"]"#), "{renamed}");
     let config = |dir: &Path| std::fs::write(dir.join("tokenizer_config.json"), r#"{"bos_token": "</s>"}"#).unwrap();
     refused(&config, "tokenizer.special_tokens is \"bos_eos\" ([257] … [257]) now and was \"bos_eos\" ([256] … [257])");
     let config = |dir: &Path| std::fs::write(dir.join("special_tokens_map.json"), r#"{"pad_token": {"content": "<s>"}}"#).unwrap();

@@ -1,7 +1,7 @@
 //! The border between Rust's errors and C's: a status that is returned, and a message that the thread keeps.
 
 use super::status::lw_status;
-use crate::base::{Error, Result, Status};
+use crate::base::{Error, Result, Status, log};
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::ffi::{CString, c_char};
@@ -36,12 +36,16 @@ fn fail(error: &Error) -> lw_status {
     error.status.into()
 }
 
-/// Makes `text` the thread's message, up to its first NUL.
+/// Makes `text` the thread's message. A NUL in it, from a path say, would end it early for C, so it is shown as U+FFFD.
 pub(super) fn set_message(text: &str) {
-    let text = text.split('\0').next().unwrap_or_default();
-    let text = CString::new(text).unwrap_or_default();
+    let text = c_text(text);
     // A thread that is being torn down has no message any more: there is nobody left to read it.
     let _ = MESSAGE.try_with(|m| m.replace(text));
+}
+
+/// A message as C has it: NULs, which would end it early, are replaced.
+pub(super) fn c_text(text: &str) -> CString {
+    CString::new(text.replace('\0', "\u{fffd}")).unwrap_or_default()
 }
 
 /// The thread's message; it stays where it is until the next failure on this thread.
@@ -55,7 +59,7 @@ pub(super) fn take_message() -> String {
 }
 
 fn catch<T>(body: impl FnOnce() -> T) -> Result<T> {
-    install_hook();
+    first_call();
     let _ = DEPTH.try_with(|d| d.set(d.get() + 1));
     let outcome = catch_unwind(AssertUnwindSafe(body));
     let _ = DEPTH.try_with(|d| d.set(d.get() - 1));
@@ -73,11 +77,13 @@ fn text_of(panic: &(dyn Any + Send)) -> &str {
     }
 }
 
-/// A panic that a guard catches is told through the message; printing it as well would only frighten. Panics anywhere
-/// else (the library's own threads, a Rust host) go to the hook that was there before.
-fn install_hook() {
-    static HOOK: Once = Once::new();
-    HOOK.call_once(|| {
+/// What a C program cannot set up by itself: warnings reach standard error although nobody asked for a log, and a panic that a guard catches is told
+/// through the message, since printing it as well would only frighten. Panics anywhere else (the library's own threads, a Rust host) go to the
+/// hook that was there before.
+fn first_call() {
+    static FIRST: Once = Once::new();
+    FIRST.call_once(|| {
+        log::install();
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
             if DEPTH.try_with(Cell::get).unwrap_or(0) == 0 {
@@ -116,8 +122,8 @@ mod tests {
     }
 
     #[test]
-    fn a_message_ends_at_its_first_nul() {
+    fn a_nul_does_not_cut_a_message_short() {
         set_message("one\0two");
-        assert_eq!(text(), "one");
+        assert_eq!(text(), "one\u{fffd}two");
     }
 }

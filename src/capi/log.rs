@@ -3,11 +3,11 @@
 
 use super::arg::User;
 use super::gate::Gate;
-use super::guard::guard;
+use super::guard::{c_text, guard};
 use super::status::lw_status;
 use crate::base::log::{LogLevel, Sink, set_level, set_sink};
 use crate::base::{Error, Result};
-use std::ffi::{CString, c_char, c_void};
+use std::ffi::{c_char, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -139,8 +139,4 @@ fn carry(callback: Callback, user: &User, messages: &Receiver<Message>, dropped:
             n => call(LogLevel::Warn, "laneway::log", &format!("{n} messages were dropped: they came faster than the callback took them")),
         }
     }
-}
-
-fn c_text(text: &str) -> CString {
-    CString::new(text.replace('\0', "\u{fffd}")).unwrap_or_default()
 }

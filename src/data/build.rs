@@ -21,7 +21,7 @@ use std::time::Duration;
 use twox_hash::XxHash3_64;
 
 /// Raised whenever the same shard would get another index.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 /// A shard smaller than this is indexed as fast as an index would be read, so none is kept.
 pub(super) const SMALL: u64 = 256 << 10;
@@ -47,6 +47,7 @@ pub(super) fn indexes(spec: &DatasetSpec, shards: &[ShardFile], options: &OpenOp
         found.push(index);
     }
     let meter = Meter { options, total_bytes, done: AtomicU64::new(0) };
+    let mut unkept = Unkept::default();
     while !missing.is_empty() {
         options.stop.check()?;
         let mut claimed = Vec::new();
@@ -54,7 +55,7 @@ pub(super) fn indexes(spec: &DatasetSpec, shards: &[ShardFile], options: &OpenOp
             let (i, mut work) = missing.pop_front().expect("counted");
             if claimed.len() >= 2 * threads {
                 missing.push_back((i, work));
-            } else if work.claim() {
+            } else if work.claim(&mut unkept) {
                 claimed.push((i, work));
             } else if let Some(index) = work.place.load(&work.key) {
                 meter.add(work.key.size);
@@ -66,12 +67,33 @@ pub(super) fn indexes(spec: &DatasetSpec, shards: &[ShardFile], options: &OpenOp
         if claimed.is_empty() {
             std::thread::sleep(LOOK_AGAIN);
         } else {
-            build(threads, claimed, &meter, &mut found)?;
+            build(threads, claimed, &meter, &mut found, &mut unkept)?;
         }
     }
+    unkept.tell();
     // Whoever was told of the last piece may have answered.
     options.stop.check()?;
     Ok(found.into_iter().map(|i| i.expect("found or built")).collect())
+}
+
+/// Indexes that could not be kept: there may be thousands, and all for the same reason.
+#[derive(Default)]
+struct Unkept {
+    why: Option<String>,
+    count: u64,
+}
+
+impl Unkept {
+    fn add(&mut self, why: impl FnOnce() -> String) {
+        self.why.get_or_insert_with(why);
+        self.count += 1;
+    }
+
+    fn tell(&self) {
+        let Some(why) = &self.why else { return };
+        let more = if self.count > 1 { format!(", nor those of {} other files", self.count - 1) } else { String::new() };
+        tracing::warn!("{why}{more}: each process will build them again; free some room there, or set another cache directory");
+    }
 }
 
 struct Meter<'a> {
@@ -128,7 +150,7 @@ impl<'a> Work<'a> {
     }
 
     /// Whether the index can be built now: because it is ours to build, or can be kept nowhere.
-    fn claim(&mut self) -> bool {
+    fn claim(&mut self, unkept: &mut Unkept) -> bool {
         if self.small() {
             return true;
         }
@@ -136,10 +158,7 @@ impl<'a> Work<'a> {
             // Between our look and our claim, another process may have finished it.
             Claim::Mine(claimed) if self.place.load(&self.key).is_none() => self.claimed = Some(claimed),
             Claim::Mine(_) | Claim::Busy => return false,
-            Claim::Nowhere => {
-                let (shard, wanted) = (self.shard.path.display(), self.place.wanted());
-                tracing::warn!("no index of {shard} can be kept in {wanted}: it will be built again by each process; set a cache directory");
-            }
+            Claim::Nowhere => unkept.add(|| format!("the index of {} cannot be kept in {}", self.shard.path.display(), self.place.wanted())),
         }
         true
     }
@@ -161,9 +180,13 @@ impl<'a> Work<'a> {
             if self.compression != Compression::None {
                 return Ok(Piece::Damaged("a Parquet file is compressed inside; unpack it".into()));
             }
-            let source = Source::new(Arc::new(file), Arc::default()).map_err(reading)?;
+            let file = Arc::new(file);
+            let source = Arc::new(Source::new(&self.shard.path, Box::new(move || Ok(file.clone())), Arc::default())?);
             let rows = Table::open(&source, self.column).and_then(|table| table.rows(&source));
-            return Ok(rows.map_or_else(Piece::Damaged, Piece::Rows));
+            return match source.take_failure() {
+                Some(e) => Err(e),
+                None => Ok(rows.map_or_else(Piece::Damaged, Piece::Rows)),
+            };
         }
         if self.compression != Compression::None {
             let copy = self.claimed.as_ref().map(Claimed::reframing);
@@ -232,7 +255,7 @@ enum Piece {
 }
 
 /// Builds what was claimed, publishes it and puts it into `found`.
-fn build(threads: usize, claimed: Vec<(usize, Work<'_>)>, meter: &Meter<'_>, found: &mut [Option<ShardIndex>]) -> Result<()> {
+fn build(threads: usize, claimed: Vec<(usize, Work<'_>)>, meter: &Meter<'_>, found: &mut [Option<ShardIndex>], unkept: &mut Unkept) -> Result<()> {
     let mut tasks = Vec::new();
     let mut left = Vec::new();
     for (w, (_, work)) in claimed.iter().enumerate() {
@@ -263,7 +286,7 @@ fn build(threads: usize, claimed: Vec<(usize, Work<'_>)>, meter: &Meter<'_>, fou
                 let hint = "free some room there or set another cache directory";
                 return Err(e.within(format!("a copy of {} in small frames cannot be kept ({hint})", work.shard.path.display())));
             }
-            tracing::warn!("{e}; the index is kept in memory, and each process will build it again");
+            unkept.add(|| format!("the index of {} cannot be kept ({e})", work.shard.path.display()));
         }
         found[i] = Some(index);
     }

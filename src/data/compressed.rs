@@ -48,15 +48,18 @@ pub(super) fn scan(file: &File, compression: Compression, unit: TextUnit, copy: 
             Err(Stop::LargeFrame) => unreachable!("it is being cut"),
         }
     }
-    scan(Some(Copy::Never)).map_err(|stop| match stop {
+    scan(Some(Copy::Never { filled: 0 })).map_err(|stop| match stop {
         Stop::Error(e) => e,
         Stop::LargeFrame => unreachable!("it is accepted"),
     })
 }
 
 enum Copy {
-    /// Large frames stay as they are.
-    Never,
+    /// Large frames stay as they are. Groups are those of the copy that could not be made, since orders follow from them; `filled` bytes are in what would be
+    /// its last frame.
+    Never {
+        filled: usize,
+    },
     Write(Reframer<io::BufWriter<File>>),
 }
 
@@ -150,14 +153,25 @@ impl Scan {
         while done < ready.len() {
             let piece = match copy {
                 Some(Copy::Write(copy)) => &ready[done..done + copy.add(&ready[done..])],
-                _ => &ready[done..],
+                Some(Copy::Never { filled }) => {
+                    let n = (ready.len() - done).min(FRAME - *filled);
+                    *filled += n;
+                    &ready[done..done + n]
+                }
+                None => &ready[done..],
             };
             head.feed(piece, scanner);
             self.at += piece.len() as u64;
             done += piece.len();
-            if let (Some(Copy::Write(copy)), true) = (&mut *copy, piece.is_empty()) {
-                copy.end_frame()?;
-                self.restarts.push(Restart { decoded: self.at, source: copy.written, ..START });
+            if piece.is_empty() {
+                match copy {
+                    Some(Copy::Write(copy)) => {
+                        copy.end_frame()?;
+                        self.restarts.push(Restart { decoded: self.at, source: copy.written, ..START });
+                    }
+                    Some(Copy::Never { filled }) => *filled = 0,
+                    None => {}
+                }
                 if self.at >= self.cut_at {
                     scanner.cut();
                     self.cut_at = self.at + GROUP_SPAN;
@@ -174,7 +188,13 @@ impl Scan {
         let cut = self.at >= self.cut_at;
         match (&self.decoder, &self.copy) {
             (_, Some(Copy::Write(_))) => return,
-            (Decoder::Zstd(d), _) => {
+            (Decoder::Zstd(d), Some(Copy::Never { .. })) => {
+                if since >= FRAME as u64 {
+                    self.restarts.push(Restart { decoded: self.at, source: d.offset(), ..START });
+                }
+                return;
+            }
+            (Decoder::Zstd(d), None) => {
                 if since < FRAME as u64 && !cut {
                     return;
                 }

@@ -2,6 +2,7 @@
 
 use super::index::ShardGroup;
 use super::shards::ShardFile;
+use super::stream::changed;
 use crate::base::{Error, Result};
 use bytes::Bytes;
 use parquet::basic::{ConvertedType, Encoding, LogicalType, Type};
@@ -17,8 +18,9 @@ use std::io::{self, Read};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use twox_hash::XxHash3_64;
 
 /// Rows decoded at a time: enough to make the cost of a call small, few enough that the pages they hold are few.
@@ -30,17 +32,35 @@ const HEADER: usize = 512;
 /// A page is 1 MiB unless its writer was told otherwise; a half-read column holds one, its dictionary, and what is decoded.
 const CURSOR: u64 = 3 << 20;
 
+/// The open file; whoever keeps half-read columns does not keep their files open.
+pub(super) type Opener = Box<dyn Fn() -> Result<Arc<File>> + Send + Sync>;
+
 /// A file as the `parquet` crate wants to read it.
 pub(super) struct Source {
-    file: Arc<File>,
+    path: PathBuf,
+    open: Opener,
     len: u64,
     read: Arc<AtomicU64>,
+    /// Why the file, rather than what is in it, could not be read. The crate does not tell the one from the other.
+    failure: Mutex<Option<Error>>,
 }
 
 impl Source {
     /// `read` counts the bytes.
-    pub fn new(file: Arc<File>, read: Arc<AtomicU64>) -> io::Result<Source> {
-        Ok(Source { len: file.metadata()?.len(), file, read })
+    pub fn new(path: &Path, open: Opener, read: Arc<AtomicU64>) -> Result<Source> {
+        let len = open()?.metadata().map_err(|e| Error::io(path.display(), e))?.len();
+        Ok(Source { path: path.to_path_buf(), open, len, read, failure: Mutex::default() })
+    }
+
+    /// The failure to read the file since this was last asked. What looks like damage then is none.
+    pub fn take_failure(&self) -> Option<Error> {
+        self.failure.lock().unwrap_or_else(|e| e.into_inner()).take()
+    }
+
+    fn fail(&self, error: Error) -> ParquetError {
+        let said = ParquetError::General(error.message.clone());
+        self.failure.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(error);
+        said
     }
 }
 
@@ -54,15 +74,22 @@ impl ChunkReader for Source {
     type T = HeaderReader;
 
     fn get_read(&self, start: u64) -> parquet::errors::Result<HeaderReader> {
-        Ok(HeaderReader { file: self.file.clone(), read: self.read.clone(), next: start, buffer: [0; HEADER], at: 0, len: 0 })
+        let file = (self.open)().map_err(|e| self.fail(e))?;
+        Ok(HeaderReader { file, read: self.read.clone(), next: start, buffer: [0; HEADER], at: 0, len: 0 })
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> parquet::errors::Result<Bytes> {
         if start.checked_add(length as u64).is_none_or(|end| end > self.len) {
             return Err(ParquetError::EOF(format!("{length} bytes at {start} are past the end of the file")));
         }
+        let file = (self.open)().map_err(|e| self.fail(e))?;
         let mut bytes = vec![0; length];
-        self.file.read_exact_at(&mut bytes, start)?;
+        file.read_exact_at(&mut bytes, start).map_err(|e| {
+            self.fail(match e.kind() {
+                io::ErrorKind::UnexpectedEof => changed(&self.path),
+                _ => Error::io(format!("reading {}", self.path.display()), e),
+            })
+        })?;
         self.read.fetch_add(length as u64, Ordering::Relaxed);
         Ok(bytes.into())
     }
@@ -141,7 +168,7 @@ impl Table {
     }
 
     /// Rows and row groups.
-    pub fn rows(&self, source: &Source) -> Result<Rows, String> {
+    pub fn rows(&self, source: &Arc<Source>) -> Result<Rows, String> {
         let (mut groups, mut rows) = (Vec::new(), 0);
         for (i, group) in self.meta.row_groups().iter().enumerate() {
             let count = u32::try_from(group.num_rows()).map_err(|_| format!("row group {i} says that it has {} rows", group.num_rows()))?;
@@ -151,7 +178,7 @@ impl Table {
             }
             if count > 0 {
                 // Also finds codecs that this build lacks.
-                RowCursor::open(self, &Arc::new(source.again()), i).map_err(|e| format!("row group {i}: {e}"))?;
+                RowCursor::open(self, source, i).map_err(|e| format!("row group {i}: {e}"))?;
                 let bytes = u64::try_from(column.uncompressed_size()).unwrap_or(0);
                 groups.push(ShardGroup { first: rows, documents: count, start: i as u64, end: i as u64, line: rows, bytes });
             }
@@ -164,16 +191,13 @@ impl Table {
     }
 }
 
-impl Source {
-    fn again(&self) -> Source {
-        Source { file: self.file.clone(), len: self.len, read: self.read.clone() }
-    }
-}
-
 /// A place in the text column of a row group, from which rows are read on.
 pub(super) struct RowCursor {
     /// `None` if all rows are null.
     column: Option<ColumnReaderImpl<ByteArrayType>>,
+    source: Arc<Source>,
+    /// Rows of the group that lie ahead.
+    left: usize,
     levels: Vec<i16>,
     values: Vec<ByteArray>,
     /// Definition level of a row that is not null.
@@ -191,7 +215,17 @@ impl RowCursor {
         let descr = chunk.column_descr_ptr();
         let defined = descr.max_def_level();
         let column = (!table.null).then(|| GenericColumnReader::new(descr, Box::new(pages)));
-        Ok(RowCursor { column, levels: Vec::new(), values: Vec::new(), defined })
+        Ok(RowCursor { column, source: source.clone(), left: rows, levels: Vec::new(), values: Vec::new(), defined })
+    }
+
+    /// Whether it has come to the end of its row group. That is also where the next group begins, whose rows it does not have.
+    pub fn is_at_end(&self) -> bool {
+        self.left == 0
+    }
+
+    /// What it reads from.
+    pub fn source(&self) -> &Source {
+        &self.source
     }
 
     /// Memory that it is taken to hold.
@@ -201,6 +235,7 @@ impl RowCursor {
 
     /// Skips `n` rows. Pages that hold none of interest are not read.
     pub fn skip(&mut self, n: usize) -> Result<(), String> {
+        self.left = self.left.saturating_sub(n);
         let Some(column) = &mut self.column else { return Ok(()) };
         let skipped = catch_unwind(AssertUnwindSafe(|| column.skip_records(n)));
         match skipped.unwrap_or_else(|_| Err(ParquetError::General("it makes no sense".into()))) {
@@ -213,6 +248,7 @@ impl RowCursor {
     /// Reads `n` rows, calling `each` with every row's bytes, `None` for null. After an error the cursor is of no use, and
     /// `each` has been called for none of the last `ROWS` rows or more.
     pub fn read(&mut self, n: usize, mut each: impl FnMut(Option<&[u8]>)) -> Result<(), String> {
+        self.left = self.left.saturating_sub(n);
         let Some(column) = &mut self.column else {
             (0..n).for_each(|_| each(None));
             return Ok(());

@@ -255,8 +255,17 @@ fn json_text(json: &mut JsonReader, line: &str, field: &str, policy: ErrorPolicy
         Ok(Found::Null) => fault(SkipReason::NullText, format!("field '{field}' is null; expected a string")),
         Ok(Found::Other(kind)) => fault(SkipReason::NotText, format!("field '{field}' is {kind}; expected a string")),
         Ok(Found::LoneSurrogate) => fault(SkipReason::LoneSurrogate, format!("field '{field}' holds half a surrogate pair")),
-        Ok(Found::NotAnObject) => fault(SkipReason::BadJson, "it is JSON but not an object".into()),
-        Err(e) => fault(SkipReason::BadJson, format!("not JSON: byte {}: expected {}", e.offset + 1, e.expected)),
+        Ok(Found::NotAnObject) => fault(SkipReason::BadJson, format!("it is JSON but not an object{}", of_an_array(line))),
+        Err(e) => fault(SkipReason::BadJson, format!("not JSON: byte {}: expected {}{}", e.offset + 1, e.expected, of_an_array(line))),
+    }
+}
+
+/// What to say where a line looks like a part of a JSON array, or of an object that is written over several lines.
+fn of_an_array(line: &str) -> &'static str {
+    let line = line.trim();
+    match line.starts_with('[') || line.ends_with([',', '[', '{']) || matches!(line, "]" | "}") {
+        true => " (a document is an object on a line of its own; jq -c makes such lines: of an array, jq -c '.[]' FILE)",
+        false => "",
     }
 }
 

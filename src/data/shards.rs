@@ -72,12 +72,18 @@ fn expand_glob(given: &str, format: Option<Format>) -> Result<Vec<ShardFile>> {
     let base = Path::new(given[..fixed].rsplit_once('/').map_or("", |(dir, _)| if dir.is_empty() { "/" } else { dir }));
     let options = glob::MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
     let matches = glob::glob_with(given, options).map_err(|e| Error::invalid(format!("'{given}' is not a glob: {e}")))?;
-    let mut found = Vec::new();
+    let (mut found, mut folders) = (Vec::new(), 0);
     for entry in matches {
         let path = entry.map_err(|e| Error::new(Status::Io, format!("'{given}': {e}")))?;
         if is_wanted(&path) {
             found.push(path);
+        } else if path.is_dir() {
+            folders += 1;
         }
+    }
+    if found.is_empty() && folders > 0 {
+        let hint = format!("'{given}/**/*' is the files in them");
+        return Err(Error::new(Status::NotFound, format!("'{given}': it names {folders} folders and no file, and a glob names files: {hint}")));
     }
     select(given, base, found, format)
 }
@@ -231,6 +237,8 @@ mod tests {
         says(&["~/data"], "~/data' cannot be opened: No such file or directory (os error 2); ~ and $NAME are not expanded");
         says(&["README.md"], "README.md: its suffix names no format");
         says(&["*.parquet"], "no file is found there");
+        std::fs::create_dir(dir.path().join("folder.d")).unwrap();
+        says(&["*.d"], "it names 1 folders and no file");
         says(&[], "list of paths is empty");
         std::os::unix::fs::symlink("nowhere", dir.path().join("b.jsonl")).unwrap();
         std::os::unix::fs::symlink("nowhere", dir.path().join("b.md")).unwrap();

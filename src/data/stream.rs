@@ -5,11 +5,12 @@ use super::compressed::read_at;
 use super::dataset::GroupPlace;
 use super::decode::{DecodeError, Decoder, Parked};
 use super::gzip::{Gunzip, WINDOW};
-use super::index::{Restart, ShardIndex, Tail, corrupt};
+use super::index::{Restart, ShardIndex, ShardKey, Tail, corrupt};
 use super::parquet::{RowCursor, Source, Table, lost_rows, unreadable};
 use super::shards::{Compression, ShardFile};
 use super::zst::Unzstd;
 use crate::base::{Error, Result, Status};
+use crate::os::descriptor;
 use std::collections::HashMap;
 use std::fs::{File, Metadata};
 use std::hash::Hash;
@@ -17,28 +18,34 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Files kept open, shards and indexes together. Well under the usual limit of 1024 a process.
-const OPEN_FILES: usize = 256;
+/// Datasets that this process has open. They share the files that may be open.
+static DATASETS: AtomicUsize = AtomicUsize::new(0);
+
+/// Files that a dataset keeps open, shards and indexes together: its share of a quarter of what the process may have open, which is 1024 as a rule.
+fn open_files() -> usize {
+    let all = (descriptor::limit() / 4).clamp(16, 1024) as usize;
+    (all / DATASETS.load(Ordering::Relaxed).max(1)).max(2)
+}
 
 /// Footers of Parquet files kept in memory; wide tables have footers of megabytes.
-const OPEN_TABLES: usize = 32;
+const OPEN_TABLES: fn() -> usize = || 32;
 
 /// Bytes of a table of document starts that are read together, and how many such pieces are kept. Documents are read one by
 /// one but near each other, and a piece holds the starts of a thousand.
 const STARTS: u64 = 4 << 10;
-const OPEN_STARTS: usize = 512;
+const OPEN_STARTS: fn() -> usize = || 512;
 
 /// The most recently used of some things that cost to open; the least recently used one makes room.
 pub(super) struct Recent<K, V> {
-    most: usize,
+    most: fn() -> usize,
     open: Mutex<(u64, HashMap<K, (u64, Arc<V>)>)>,
 }
 
 impl<K: Eq + Hash + Copy, V> Recent<K, V> {
-    fn new(most: usize) -> Recent<K, V> {
+    fn new(most: fn() -> usize) -> Recent<K, V> {
         Recent { most, open: Mutex::default() }
     }
 
@@ -61,7 +68,8 @@ impl<K: Eq + Hash + Copy, V> Recent<K, V> {
         if let Some(found) = touch(&mut held) {
             return Ok(found);
         }
-        if held.1.len() >= self.most {
+        let most = (self.most)().max(1);
+        while held.1.len() >= most {
             let oldest = held.1.iter().min_by_key(|(_, (used, _))| *used).map(|(key, _)| *key);
             oldest.and_then(|key| held.1.remove(&key));
         }
@@ -82,7 +90,7 @@ enum FileOf {
 
 /// Reads shards and counts what it reads of them.
 pub(super) struct Streams {
-    files: Recent<FileOf, File>,
+    files: Arc<Recent<FileOf, File>>,
     tables: Recent<u32, Table>,
     /// Pieces of the tables of document starts, by shard and number.
     starts: Recent<(u32, u64), Vec<u8>>,
@@ -96,8 +104,9 @@ pub(super) struct Streams {
 impl Streams {
     /// Half-read compressed streams and Parquet columns may hold `budget` bytes each; a dataset rarely has both.
     pub fn new(budget: u64) -> Streams {
+        DATASETS.fetch_add(1, Ordering::Relaxed);
         Streams {
-            files: Recent::new(OPEN_FILES),
+            files: Arc::new(Recent::new(open_files)),
             tables: Recent::new(OPEN_TABLES),
             starts: Recent::new(OPEN_STARTS),
             parked: Parked::new(budget),
@@ -172,11 +181,7 @@ impl Streams {
 
     /// An open file. `check` looks at it whenever it had to be opened: it may have been replaced meanwhile.
     fn open(&self, key: FileOf, path: &Path, check: impl FnOnce(&File) -> Result<()>) -> Result<Arc<File>> {
-        self.files.get(key, || {
-            let file = File::open(path).map_err(|e| Error::io(format!("opening {}", path.display()), e))?;
-            check(&file)?;
-            Ok(file)
-        })
+        self.files.get(key, || opened(path, check))
     }
 
     /// Reads `rows` of the row group in which `place` lies, calling `each` with every row's bytes, `None` for null.
@@ -194,12 +199,14 @@ impl Streams {
             Some(found) => found,
             None => {
                 let (table, source) = self.table(column).map_err(Err)?;
-                (place.line, RowCursor::open(&table, &source, place.start as usize).map_err(Ok)?)
+                (place.line, RowCursor::open(&table, &source, place.start as usize).map_err(|why| damage(&source, why))?)
             }
         };
-        cursor.skip((from - position) as usize).map_err(Ok)?;
-        cursor.read((rows.end - rows.start) as usize, each).map_err(Ok)?;
-        self.cursors.put(number, place.line + rows.end, cursor, RowCursor::cost(group_bytes));
+        let read = cursor.skip((from - position) as usize).and_then(|()| cursor.read((rows.end - rows.start) as usize, each));
+        read.map_err(|why| damage(cursor.source(), why))?;
+        if !cursor.is_at_end() {
+            self.cursors.put(number, place.line + rows.end, cursor, RowCursor::cost(group_bytes));
+        }
         Ok(())
     }
 
@@ -207,25 +214,24 @@ impl Streams {
     pub fn lost_rows(&self, column: &Column<'_>, place: GroupPlace) -> Result<Arc<Vec<Range<u64>>>> {
         self.lost.get((column.number, place.start), || {
             let (table, source) = self.table(column)?;
-            Ok(lost_rows(&table, &source, place.start as usize))
+            let lost = lost_rows(&table, &source, place.start as usize);
+            source.take_failure().map_or(Ok(lost), Err)
         })
     }
 
     fn table(&self, column: &Column<'_>) -> Result<(Arc<Table>, Arc<Source>)> {
         let Column { number, shard, index, field, .. } = *column;
-        let file = self.shard(number, shard, index)?;
-        let source = Source::new(file, self.read.clone()).map_err(|e| Error::io(shard.path.display(), e))?;
-        let table = self.tables.get(number, || Table::open(&source, field).map_err(|why| unreadable(shard, &why)))?;
-        Ok((table, Arc::new(source)))
+        let (files, path, key) = (self.files.clone(), shard.path.clone(), index.key);
+        let open = move || files.get(FileOf::Shard(number), || opened(&path, |file| unchanged(file, &path, &key)));
+        let source = Arc::new(Source::new(&shard.path, Box::new(open), self.read.clone())?);
+        let failed = |why: String| source.take_failure().unwrap_or_else(|| unreadable(shard, &why));
+        let table = self.tables.get(number, || Table::open(&source, field).map_err(failed))?;
+        Ok((table, source))
     }
 
     /// A shard's file, if it is still the one that was indexed.
     fn shard(&self, number: u32, shard: &ShardFile, index: &ShardIndex) -> Result<Arc<File>> {
-        self.open(FileOf::Shard(number), &shard.path, |file| {
-            let meta = file.metadata().map_err(|e| Error::io(shard.path.display(), e))?;
-            let same = meta.len() == index.key.size && modified(&meta) == index.key.modified;
-            if same { Ok(()) } else { Err(changed(&shard.path)) }
-        })
+        self.open(FileOf::Shard(number), &shard.path, |file| unchanged(file, &shard.path, &index.key))
     }
 
     /// Reads `out.len() / 4` document starts of a shard, the first being that of document `first`, as they lie in the index.
@@ -274,7 +280,32 @@ pub(super) struct Column<'a> {
     pub group_bytes: u64,
 }
 
-fn changed(path: &Path) -> Error {
+impl Drop for Streams {
+    fn drop(&mut self) {
+        DATASETS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Why rows could not be read: the file could not be, or what it holds is damaged.
+fn damage(source: &Source, why: String) -> Result<String, Error> {
+    source.take_failure().map_or(Ok(why), Err)
+}
+
+/// A file, opened and looked at.
+fn opened(path: &Path, check: impl FnOnce(&File) -> Result<()>) -> Result<File> {
+    let file = File::open(path).map_err(|e| Error::io(format!("opening {}", path.display()), e))?;
+    check(&file)?;
+    Ok(file)
+}
+
+/// That a shard's file is still the one that was indexed.
+fn unchanged(file: &File, path: &Path, key: &ShardKey) -> Result<()> {
+    let meta = file.metadata().map_err(|e| Error::io(path.display(), e))?;
+    let same = meta.len() == key.size && modified(&meta) == key.modified;
+    if same { Ok(()) } else { Err(changed(path)) }
+}
+
+pub(super) fn changed(path: &Path) -> Error {
     Error::new(Status::Data, format!("{} has changed since it was indexed; open the dataset again", path.display()))
 }
 

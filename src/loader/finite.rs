@@ -3,7 +3,7 @@
 use super::Loader;
 use super::deal::Deal;
 use crate::base::{Error, Result, Status};
-use crate::pipeline::{Engine, LaneStart, Tuning, Windows, Work};
+use crate::pipeline::{Engine, LaneCounts, LaneStart, Tuning, Windows, Work};
 use std::sync::Arc;
 
 /// What is known of a stream that ends.
@@ -41,16 +41,29 @@ impl Loader {
             let deal = Arc::new(Deal::new(&self.schedule, rows, self.parts.recipe.batch.tail));
             if deal.steps() == 0 {
                 let (rows, batch) = ((0..lanes).map(|l| deal.rows(l)).sum::<u64>(), self.schedule.global_batch(0));
-                return Err(Error::new(
-                    Status::Data,
-                    format!(
-                        "the datasets fill {rows} rows, which is less than one global batch of {batch}; lower global_batch, set batch.tail = \"pad\", or let a dataset repeat"
-                    ),
-                ));
+                return Err(too_few(rows, batch, &engine.counts()?, engine.plan().pack.max_length));
             }
             tracing::info!("the stream has {} steps; {} rows are padded and {} dropped", deal.steps(), deal.padded(), deal.dropped());
             self.finite = Some(Finite { deal, outline });
         }
         Ok(self.finite.clone())
     }
+}
+
+/// Why there is no step at all, and what to do.
+fn too_few(rows: u64, batch: u64, lanes: &[LaneCounts], max_length: u32) -> Error {
+    let sum = |of: fn(&LaneCounts) -> u64| lanes.iter().map(of).sum::<u64>();
+    let why = format!(
+        "until the end {} documents are packed, {} left out as empty, filtered or unreadable, and {} as longer than {max_length} tokens",
+        sum(|c| c.documents),
+        sum(|c| c.left_out.empty + c.left_out.filtered + c.left_out.skipped),
+        sum(|c| c.left_out.dropped),
+    );
+    let message = match rows {
+        0 => format!("the datasets fill no row: {why}; change what leaves them out, or where the stream ends"),
+        _ => format!(
+            "the datasets fill {rows} rows, which is less than one global batch of {batch} ({why}); lower global_batch, set batch.tail = \"pad\", or let a dataset repeat"
+        ),
+    };
+    Error::new(Status::Data, message)
 }

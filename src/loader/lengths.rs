@@ -142,7 +142,9 @@ fn store(path: &Path, lengths: &Lengths) -> Result<()> {
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir).map_err(failed)?;
     }
-    let beside = path.with_extension(format!("{}.part", std::process::id()));
+    // Loaders of one process may come here at once, too.
+    static WRITTEN: AtomicU64 = AtomicU64::new(0);
+    let beside = path.with_extension(format!("{}-{}.part", std::process::id(), WRITTEN.fetch_add(1, Ordering::Relaxed)));
     let written = std::fs::write(&beside, bytes).and_then(|()| std::fs::rename(&beside, path));
     written.map_err(|e| {
         let _ = std::fs::remove_file(&beside);

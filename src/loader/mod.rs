@@ -128,6 +128,9 @@ pub struct Loader {
     teaching: Option<Teaching>,
 }
 
+/// Tokens of a step beyond which it is said what `global_batch` counts: no run is known to take so many, and memory may not hold them.
+const LARGE_STEP: u64 = 1 << 30;
+
 impl Loader {
     /// Opens datasets and tokenizer. What has to be indexed is indexed first, and a stream that ends is counted when its
     /// first row, its steps or its length are asked for.
@@ -155,6 +158,10 @@ impl Loader {
         let schedule = recipe.schedule()?;
         let first_steps: Vec<u64> = recipe.batch.global_batch.pairs().iter().map(|(step, _)| *step).collect();
         let rank = RankLanes::new(&schedule, options.rank, options.ranks, options.microbatch_size, options.uneven, &first_steps)?;
+        let (most, length) = (recipe.batch.global_batch.pairs().iter().map(|(_, rows)| *rows).max().unwrap_or(0), recipe.pack.max_length);
+        if most.saturating_mul(u64::from(length)) > LARGE_STEP {
+            tracing::warn!("a step is {most} rows of {length} tokens each; batch.global_batch counts rows, not tokens");
+        }
         let source = |(dataset, source): (&crate::recipe::DatasetRecipe, &Source)| {
             let epochs = (dataset.exhausted != Exhausted::Repeat).then_some(dataset.epochs);
             let spans = source.spans.iter().copied();

@@ -233,6 +233,10 @@ pub(super) fn run_plan(
         domains: recipe.domains(),
         windows: windows.clone(),
         operators: parts.operators.clone(),
+        locate: {
+            let datasets = parts.datasets.clone();
+            Arc::new(move |source, document| Some(datasets.get(source)?.locate(document).ok()?.to_string()))
+        },
     })
 }
 

@@ -132,14 +132,21 @@ impl Meta {
 
     /// The first thing by which rows of `now` would not be rows of `self`; `paths` are the files of now.
     pub fn difference(&self, now: &Meta, paths: &[Vec<String>]) -> Option<String> {
-        let fields = |map: &BTreeMap<String, String>| map.iter().map(|(k, v)| (k.clone(), v.clone())).collect::<Vec<Field>>();
+        // First what others follow from: another tokenizer pads with another token, and another dataset's fields have other names.
+        if self.tokenizer != now.tokenizer {
+            return Some("the tokenizer's file is not what it was (tokenizer.path)".into());
+        }
+        let fields = |map: &BTreeMap<String, String>| {
+            let mut fields: Vec<Field> = map.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
+            fields.sort_by_key(|(name, _)| name != "datasets");
+            fields
+        };
         let (ours, theirs) = (fields(&now.recipe), fields(&self.recipe));
         if let Some((name, ours, theirs)) = difference(&ours, &theirs) {
             let shown = |v: Option<&str>| v.unwrap_or("not there").to_string();
             return Some(format!("{name} is {} now and was {} when it was saved", shown(ours), shown(theirs)));
         }
-        let changed = self.data.iter().zip(&now.data).zip(paths).find_map(|((was, now), paths)| was.difference(now, paths));
-        changed.or_else(|| (self.tokenizer != now.tokenizer).then(|| "the tokenizer's file is not what it was (tokenizer.path)".into()))
+        self.data.iter().zip(&now.data).zip(paths).find_map(|((was, now), paths)| was.difference(now, paths))
     }
 }
 

@@ -364,7 +364,8 @@ impl Lane {
             LongDocuments::Error => {
                 let name = &self.plan.names[source];
                 let hint = "set pack.long_documents to split, truncate or drop, or raise pack.max_length";
-                Err(Error::new(Status::Data, format!("dataset '{name}': document {document} has {len} tokens and a row {most}; {hint}")))
+                let place = (self.plan.locate)(source, document).map_or(String::new(), |place| format!(" ({place})"));
+                Err(Error::new(Status::Data, format!("dataset '{name}': document {document}{place} has {len} tokens and a row {most}; {hint}")))
             }
         }
     }

@@ -8,6 +8,9 @@ use crate::plan::{SourcePlan, Unit, Weights};
 use crate::recipe::{Exhausted, PackRecipe};
 use std::sync::Arc;
 
+/// File and line of a source's document, for messages; `None` if it has none.
+pub type Locate = Arc<dyn Fn(usize, u64) -> Option<String> + Send + Sync>;
+
 /// What all lanes of a run have in common.
 #[derive(Clone)]
 pub struct RunPlan {
@@ -33,6 +36,8 @@ pub struct RunPlan {
     pub windows: Windows,
     /// The user's operators between documents and rows.
     pub operators: Vec<OperatorMaker>,
+    /// Where a document that stops the run is.
+    pub locate: Locate,
 }
 
 impl RunPlan {

@@ -99,6 +99,7 @@ impl Setup {
             domains: vec![0; self.documents.len()],
             windows: Windows::new(self.buffer, self.lanes),
             operators: Vec::new(),
+            locate: Arc::new(|_, _| None),
         }
     }
 }

@@ -94,7 +94,9 @@ fn descriptors_that_are_refused_are_closed() {
             error(&door);
         }
     }
-    assert_eq!(open(), before, "whatever came was closed again");
+    // Connections of whoever looked whether the broker had started may end meanwhile.
+    let now = open();
+    assert!(now <= before, "whatever came was closed again: {now} descriptors, {before} before");
 }
 
 #[test]

@@ -60,8 +60,8 @@ class Options:
 
     def cache_dir(self) -> str | None:
         """Of ``io_options={"cache": {"enabled": True, "root": …}}``."""
-        given = dict(self.io_options or {})
-        cache = dict(given.pop("cache", None) or {})
+        given = _options("io_options", self.io_options)
+        cache = _options("io_options.cache", given.pop("cache", None))
         root, enabled = cache.pop("root", None), cache.pop("enabled", True)
         known = [*_MOOT_IO, "cache", *(f"cache.{c}" for c in ("enabled", "root", *_MOOT_CACHE))]
         for name in [*given, *(f"cache.{c}" for c in cache)]:
@@ -81,6 +81,12 @@ class Options:
     def rank(self) -> int:
         """This one."""
         return check_count("dp_group_id", self.global_rank if self.dp_group_id is None else self.dp_group_id, 0)
+
+
+def _options(name: str, given: Any) -> dict[str, Any]:
+    if not isinstance(given, (Mapping, type(None))):
+        raise TypeError(f'{name} is {given!r}; expected a dict, as in io_options={{"cache": {{"enabled": True}}}}')
+    return dict(given or {})
 
 
 # What tunes the published design's processes, downloads and caches. There are threads here, and local files: they are accepted, and change nothing.

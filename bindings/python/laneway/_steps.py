@@ -179,6 +179,9 @@ class Steps(PublishedSteps):
                 none is one by itself).
         """
         self._change()
+        check_count("min_sequence_length", min_sequence_length, 0)
+        if flush_strategy not in ("fifo", "fullest"):
+            raise ValueError(f"flush_strategy is {flush_strategy!r}; expected 'fifo' or 'fullest'")
         only(
             "pack_flat",
             {
@@ -207,7 +210,7 @@ class Steps(PublishedSteps):
             "num_bins": num_bins,
             "max_sequences_per_bin": max_sequences_per_bin,
             # The published 0 also closes a row only when it is full.
-            "min_sequence_length": max(1, check_count("min_sequence_length", min_sequence_length, 0)),
+            "min_sequence_length": max(1, min_sequence_length),
             "flush_strategy": flush_strategy,
             "candidate_pool_size": candidate_pool_size,
             "pad_token_id": pad_token_id,

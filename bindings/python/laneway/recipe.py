@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from ctypes import c_void_p
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 from . import _native
 from ._owned import free_with
 from .batch_config import BatchConfig
+from .errors import LanewayError
 
 
 class Recipe:
@@ -60,7 +62,11 @@ class Recipe:
         Raises:
             TypeError: a value that TOML has no form for, with its key.
         """
-        return cls(to_toml(keys), base)
+        try:
+            return cls(to_toml(keys), base)
+        except LanewayError as e:
+            # The line is one of a text that the caller has not written.
+            raise type(e)(re.sub(r"^line \d+: ", "", str(e))) from None
 
     @classmethod
     def of(cls, given: Recipe | Mapping[str, Any] | str | os.PathLike[str]) -> Recipe:
@@ -117,7 +123,7 @@ class Recipe:
 
 
 def to_toml(keys: Mapping[str, Any]) -> str:
-    """TOML of a dict; tables are written inline but for those at the top, so that messages can name lines."""
+    """TOML of a dict; tables are written inline but for those at the top."""
     plain = {k: v for k, v in keys.items() if not _is_table(v) and v is not None}
     lines = [f"{_key(k)} = {_value(v, k)}" for k, v in plain.items()]
     for name, value in keys.items():

@@ -49,7 +49,7 @@ def test_a_document_longer_than_a_row_can_be_an_error_that_names_it_and_what_to_
     recipe = house(tmp_path, [2, 1, 4], long_documents="error")
     recipe["dataset"][0]["exhausted"] = "repeat"
     loader = Loader(recipe, framework="numpy")
-    with pytest.raises(errors.DataError, match=r"dataset 'd': document 2 has 4 tokens and a row 3; set pack.long_documents to split, truncate or drop, or raise"):
+    with pytest.raises(errors.DataError, match=r"dataset 'd': document 2 \(\S+data\.jsonl line 3\) has 4 tokens and a row 3; set pack.long_documents to split, truncate or drop, or raise"):
         for _ in range(5):
             next(loader)
 
@@ -147,3 +147,13 @@ def test_a_damaged_file_among_eight_is_named_or_left_out_alike_on_every_number_o
 
     one = hashes(1)
     assert hashes(2) == one and hashes(8) == one
+
+
+def test_a_stream_that_ends_before_its_first_row_says_what_was_left_out(tmp_path):
+    for lengths, said in (([0, 0, 0], "fill no row: .* 0 documents are packed, 3 left out as empty"), ([4, 5], "fill no row: .* and 2 as longer than 3 tokens")):
+        with pytest.raises(errors.DataError, match=said):
+            next(Loader(house(tmp_path, lengths, algorithm="first_fit")))
+    recipe = house(tmp_path, [3, 3, 4], algorithm="first_fit")
+    recipe["batch"] = {"global_batch": 4, "tail": "drop"}
+    with pytest.raises(errors.DataError, match=r"fill 2 rows, which is less than one global batch of 4 \(.* 2 documents are packed, .* 1 as longer than 3 tokens\); lower"):
+        next(Loader(recipe))

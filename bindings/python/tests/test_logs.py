@@ -28,6 +28,20 @@ def test_a_wrong_level_is_refused():
             setup_logging(bad)
 
 
+def test_warnings_are_shown_though_nobody_asked_for_a_log(tmp_path):
+    """The index of a dataset that can be kept nowhere, say: each process would build it again and again, in silence."""
+    for name in "abc":
+        (tmp_path / f"{name}.jsonl").write_text('{"text": "one"}\n' * 30_000)
+    (tmp_path / "file").write_text("no folder")
+    ask = "from laneway.work import _size; _size({'name': 'd', 'paths': ['*.jsonl']}, False)"
+    closed = {"LANEWAY_CACHE": str(tmp_path / "file"), "XDG_CACHE_HOME": str(tmp_path / "file"), "HOME": str(tmp_path / "file")}
+    (tmp_path / ".laneway").write_text("no folder")
+    done = subprocess.run([sys.executable, "-c", ask], env=os.environ | closed, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout == ""
+    assert done.stderr.startswith("WARNING laneway::data") and "each process" in done.stderr, done.stderr
+    assert done.stderr.count("WARNING") == 1 and "nor those of 2 other files" in done.stderr, "thousands of files make one warning"
+
+
 CODE = """if True:
     import logging, sys
     from laneway import *

@@ -111,13 +111,20 @@ impl Ids for Fast {
     }
 
     fn encode(&self, text: &str, scratch: &mut Scratch, out: &mut Vec<u32>) -> Result<(), String> {
-        // Taken, so that one in whose midst the engine panicked is not used again.
         let mut mine = scratch.fast.take().filter(|s| s.owner == self.number).unwrap_or_else(|| self.new_scratch());
         mine.tokens.clear();
-        guarded(|| self.encode_text(text, &mut mine))?;
-        out.extend_from_slice(PipelineToken::cast_slice(&mine.tokens));
-        scratch.fast = Some(mine);
-        Ok(())
+        let mut panicked = true;
+        let encoded = guarded(|| {
+            let encoded = self.encode_text(text, &mut mine);
+            panicked = false;
+            encoded
+        });
+        if encoded.is_ok() {
+            out.extend_from_slice(PipelineToken::cast_slice(&mine.tokens));
+        }
+        // One in whose midst the engine panicked is not used again.
+        scratch.fast = Some(mine).filter(|_| !panicked);
+        encoded
     }
 
     fn encode_framed(&self, text: &str) -> Result<Vec<u32>, String> {
@@ -165,5 +172,40 @@ impl Ids for Slow {
 
     fn decode(&self, ids: &[u32]) -> Result<String, String> {
         guarded(|| self.tokenizer.decode(ids, false))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whole words, with `first` as the id of "a" and one more as that of "b"; no word for the unknown.
+    fn words(first: u32) -> Fast {
+        let vocab = format!(r#"{{"a": {first}, "b": {}}}"#, first + 1);
+        let model = format!(r#"{{"type": "WordLevel", "vocab": {vocab}, "unk_token": "<unk>"}}"#);
+        Fast::load(&format!(r#"{{"version": "1.0", "added_tokens": [], "pre_tokenizer": {{"type": "Whitespace"}}, "model": {model}}}"#)).unwrap()
+    }
+
+    #[test]
+    fn what_is_remembered_of_one_tokenizer_is_not_used_for_another() {
+        let (one, other, mut scratch) = (words(5), words(7), Scratch::default());
+        for _ in 0..3 {
+            for (engine, expected) in [(&one, [5, 6, 5]), (&other, [7, 8, 7])] {
+                let mut out = vec![1];
+                engine.encode("a b a", &mut scratch, &mut out).unwrap();
+                assert_eq!((out[0], &out[1..]), (1, &expected[..]));
+            }
+        }
+    }
+
+    #[test]
+    fn after_a_text_that_is_refused_the_next_one_is_right() {
+        let (engine, mut scratch, mut out) = (words(5), Scratch::default(), Vec::new());
+        for _ in 0..2 {
+            assert!(engine.encode("a b nonsense a", &mut scratch, &mut out).is_err(), "the unknown has no id");
+            assert!(out.is_empty(), "nothing of it was appended");
+            engine.encode("b a", &mut scratch, &mut out).unwrap();
+            assert_eq!(std::mem::take(&mut out), [6, 5]);
+        }
     }
 }

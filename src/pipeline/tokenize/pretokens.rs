@@ -145,7 +145,9 @@ impl PretokenCache {
                     prefetch(&buckets[*place as usize]);
                 } else {
                     *key = LONG;
-                    *place = XxHash3_64::oneshot(&text.as_bytes()[span.range()]) as u32 & (long.len() - 1) as u32;
+                    // Text without any white space, or of a tokenizer that cuts none, may be one pre-token.
+                    let start = &text.as_bytes()[span.range()];
+                    *place = XxHash3_64::oneshot(&start[..start.len().min(LONGEST)]) as u32 & (long.len() - 1) as u32;
                     prefetch(&long[*place as usize]);
                 }
             }
