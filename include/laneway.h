@@ -171,7 +171,8 @@ lw_status lw_log_set_callback(lw_log_fn callback, void *user, void (*drop)(void 
  * A *ragged* dimension has its own length in every sample, up to a maximum that slots have room for. In JSON it is written `"seq<=2048"`;
  * all dimensions of one name have one length. A ragged tensor starts where it would with all dimensions at their maximum, and lies there
  * row-major in its true shape; the rest of its place is zero. Behind the last tensor, at a multiple of 64 bytes, lie the true shapes of
- * the ragged tensors in order: `ndim` little-endian `int64_t` each.
+ * the ragged tensors in order: `ndim` little-endian `int64_t` each. For a sample on a device they are kept beside it, in host memory:
+ * `lw_student_read` and `lw_worker_write` know the sample as a whole, and the bytes behind the tensors on the device mean nothing.
  */
 
 // Element types.
@@ -620,12 +621,13 @@ lw_status lw_student_release(const lw_student *student,
 // error: one that is not held any more is left alone. NULL is allowed. Any thread.
 void lw_held_release(const lw_held *held);
 
-// Copies the first `len` bytes of a held sample to `out`, in host memory, wherever the sample lies; waits until they are there.
+// Copies the first `len` bytes of a held sample to `out`, in host memory, wherever the sample lies; waits until they are there. All of
+// them are what `lw_layout_decode` takes, also of ragged ones on a device.
 LW_MUST_USE lw_status lw_student_read(const lw_student *student, const lw_sample *sample, void *out, size_t len);
 
 // Describes tensor `index` of a held sample: a view, not to be written, as long-lived as the sample's reference. Shape and name belong to
-// the student; the shape of a ragged tensor is the sample's true one and lies in its memory. `LW_CORRUPT`: the shape is beyond its
-// maximum.
+// the student; the shape of a ragged tensor is the sample's true one, and lies in its memory, or, for a sample on a device, in the host's.
+// `LW_CORRUPT`: the shape is beyond its maximum.
 LW_MUST_USE lw_status lw_student_tensor(const lw_student *student, const lw_sample *sample, size_t index, lw_tensor *tensor);
 
 // Exports tensor `index` of a held sample as a DLPack (1.0) tensor, flagged read-only, that holds a reference of its own: the sample may be
@@ -784,13 +786,14 @@ LW_MUST_USE lw_status lw_worker_open(const lw_worker_options *options, int64_t d
 LW_MUST_USE lw_status lw_worker_take(const lw_worker *worker, int64_t deadline, lw_task *tasks, size_t max, size_t *count);
 
 // Describes tensor `index` of an open task: a writable view, valid while the task is open. Shape and name belong to the worker; the shape
-// of a ragged tensor lies in the task's memory, and its lengths must have been set (`lw_worker_set_length`, or by writing the sample with
-// `lw_layout_encode`).
+// of a ragged tensor lies in the task's memory, or, for a task on a device, in the host's, and its lengths must have been set
+// (`lw_worker_set_length`, or by writing the sample as `lw_layout_encode` makes it: there, or, on a device, with `lw_worker_write`).
 LW_MUST_USE lw_status lw_worker_tensor(const lw_worker *worker, const lw_task *task, size_t index, lw_tensor *tensor);
 
 // Sets the length of a ragged dimension of an open task, in all tensors that have it: `dimension` is its NUL-terminated name, `length` at
 // most its maximum. Each must be set before the views of its tensors are asked for, and before the commit. May be set again; what was
-// written is then to be written anew.
+// written is then to be written anew, unless it lies in the new shape as it should: a tensor is row-major from its beginning on. The
+// same on a device, for which this does not wait.
 LW_MUST_USE lw_status lw_worker_set_length(const lw_worker *worker, const lw_task *task, const char *dimension, uint64_t length);
 
 // Describes tensor `index` of what an open task's ticket carries: a view, not to be written, valid while the task is open. Shape and name belong to
@@ -813,7 +816,8 @@ lw_status lw_worker_dlpack(const lw_worker *worker,
                            size_t index,
                            DLManagedTensorVersioned **out);
 
-// Copies `len` bytes of host memory to the beginning of an open task's memory, wherever that is, and returns once they are there.
+// Copies `len` bytes of host memory to the beginning of an open task's memory, wherever that is, and returns once they are there. All
+// bytes of a sample with ragged dimensions set its lengths, too, also of a task on a device.
 LW_MUST_USE lw_status lw_worker_write(const lw_worker *worker, const lw_task *task, const void *data, size_t len);
 
 // Publishes `count` samples of `lengths[i]` bytes at `tasks[i].data` each; `lengths` NULL: all tensors of each. A length that is not the

@@ -34,6 +34,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 # Seconds that each may take, far more than it needs: a torch that is imported for the first time takes long. All together may take what `--budget` says.
 LIMITS = {
     "correctness": 40,
+    "ragged": 40,
     "copy_rate": 40,
     "latency": 20,
     "opens_and_closes": 75,

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from gpu_driver import Gpu
-from gpu_teachers import MIB, config, random_data, torch_with_cuda
+from gpu_teachers import MIB, config, ragged_config, random_data, random_length, torch_with_cuda
 
 from laneway import StudentClient
 
@@ -53,7 +53,7 @@ class Steps:
 
     def student(self, floats: int, **options: Any) -> StudentClient:
         defaults: dict[str, Any] = {"slot_count": 4, "max_workers": 2, "max_batch": 1, "medium": "cuda", "device": 0, "framework": "numpy"}
-        client = StudentClient(0, batch_config=config(floats), group=self.name, **{**defaults, **options})
+        client = StudentClient(0, group=self.name, **{"batch_config": config(floats), **defaults, **options})
         client.set_model("check")
         return client
 
@@ -96,6 +96,23 @@ class Steps:
                     assert (got == random_data(sample.seed, floats)).all(), f"step {step}: other bytes than the teacher wrote"
         self.end(child)
         return {"samples": n, "bytes_each": floats * 4}
+
+    def ragged(self) -> dict[str, Any]:
+        """Samples of different lengths: shapes from host memory, bytes of the device, and zeroes behind them that the library has written there."""
+        floats, n = MIB // 4, self.times(100, 10)
+        child = self.teacher("ragged", floats)
+        torch = None if self.stand_in else torch_with_cuda()
+        with self.student(floats, batch_config=ragged_config(floats), prefetch=3) as client:
+            for step in range(n):
+                with self.take(client) as sample:
+                    assert sample.on_device and sample.step == step, sample
+                    wanted = random_data(sample.seed, random_length(sample.seed, floats))
+                    got = np.frombuffer(sample.read(), np.float32, floats)
+                    assert sample["x"].shape == wanted.shape, f"step {step}: shape {sample['x'].shape} instead of {wanted.shape}"
+                    assert (got[: len(wanted)] == wanted).all() and not got[len(wanted) :].any(), f"step {step}: other bytes than the teacher wrote"
+                    assert torch is None or (torch.from_dlpack(sample["x"]).cpu().numpy() == wanted).all(), f"step {step}: torch sees other numbers"
+        self.end(child)
+        return {"samples": n, "torch": torch is not None}
 
     def copy_rate(self) -> dict[str, Any]:
         size = self.times(min(1024 * MIB, self.gpu.free_bytes() // 8), MIB) // MIB * MIB

@@ -26,6 +26,16 @@ def config(floats: int) -> BatchConfig:
     return BatchConfig([TensorSpec("x", (floats,), "float32")])
 
 
+def ragged_config(floats: int) -> BatchConfig:
+    """Samples of up to so many."""
+    return BatchConfig([TensorSpec("x", (f"n<={floats}",), "float32")])
+
+
+def random_length(seed: int, floats: int) -> int:
+    """How many the ticket of that seed holds: from none to all."""
+    return seed % (floats + 1)
+
+
 def random_data(seed: int, floats: int) -> np.ndarray:
     """What the ticket of that seed holds."""
     return np.random.default_rng(seed).random(floats, dtype=np.float32)
@@ -72,7 +82,8 @@ def teach(kind: str, floats: int, report: Path | None, device: int | None, stand
     def fill(tasks: list[Any]) -> None:
         nonlocal gpu, source
         for task in tasks:
-            out = task["x"]
+            # Where a tensor begins does not depend on its length.
+            out = task.set_length(n=floats)["x"] if kind == "ragged" else task["x"]
             if torch is not None:
                 # Slower than the loop around it by far: an unrelated product first, then the sample.
                 a = torch.ones(8192, 8192, device=out.device, dtype=torch.bfloat16)
@@ -106,6 +117,14 @@ def teach(kind: str, floats: int, report: Path | None, device: int | None, stand
                     gpu.fill(out.pointer, 0xFF, floats * 4)
                 data = random_data(task.seed, floats)
                 gpu.upload(out.pointer, data)
+            elif kind == "ragged":
+                # All of it poisoned, in front of the data and behind; how long it is is said last.
+                gpu.fill(out.pointer, 0xFF, floats * 4)
+                n = random_length(task.seed, floats)
+                data = random_data(task.seed, n)
+                if n:
+                    gpu.upload(out.pointer, data)
+                task.set_length(n=n)
             elif kind == "copy":
                 found.setdefault("into_slots", []).append(timed_copies(gpu, out.pointer, source, floats * 4))
             elif kind == "hang":
@@ -119,7 +138,8 @@ def teach(kind: str, floats: int, report: Path | None, device: int | None, stand
             gpu.synchronize()
 
     framework: Any = "torch" if torch is not None else "numpy"
-    worker = Worker(fill_fn=fill, batch_config=config(floats), framework=framework, device="student" if device is None else device)
+    batch_config = (ragged_config if kind == "ragged" else config)(floats)
+    worker = Worker(fill_fn=fill, batch_config=batch_config, framework=framework, device="student" if device is None else device)
 
     def stop(*_: Any) -> None:
         # A worker that has ended has no numbers any more.

@@ -13,9 +13,13 @@ mod node_common;
 mod peer;
 
 use common::Room;
+use laneway::base::Status;
+use laneway::exchange::worker::{Worker, WorkerOptions};
+use laneway::os::clock;
 use peer::spy::Spy;
 use peer::{BrokerProcess, Exit, Peer, StudentRole, WorkerRole, until};
 use serde_json::{Value, json};
+use std::time::Duration;
 
 const WORDS: u64 = 8;
 const SIGKILL: Exit = Exit::Signal(9);
@@ -61,6 +65,53 @@ fn a_worker_may_die_at_any_store() {
     view.wait_until_clean(1);
     let stats = student.ask(json!("stats"));
     assert!(stats["deaths"].as_u64() > Some(30) && stats["swept_slots"].as_u64() > Some(10) && stats["reopened"].as_u64() > Some(10), "{stats}");
+}
+
+/// The same where the sample has lengths of its own and lies on a device: those lengths travel in words of the segment, and whatever the victim has written there,
+/// the sample that comes has its own.
+#[test]
+fn a_worker_may_die_at_any_store_of_a_length() {
+    let room = Room::new();
+    let _broker = BrokerProcess::start(&room.dir);
+    let layout = common::ragged();
+    let student = common::student(&room, common::WORDS, |o| {
+        (o.medium, o.layout, o.slot_count, o.prefetch, o.max_workers, o.max_batch, o.max_attempts) =
+            (common::device::medium(6), layout.clone(), 4, 0, 2, 1, 9);
+    });
+    student.set_model(common::model("m"), common::patience()).unwrap();
+    for n in 0.. {
+        // Three tickets are opened, and only the victim looks for any.
+        let nobody = student.next(3, &mut Vec::new(), clock::after(Duration::from_millis(1))).unwrap_err();
+        assert_eq!(nobody.status, Status::Timeout);
+        let mut victim = Peer::worker(WorkerRole { dir: room.dir.clone(), batch: 1, ragged: true, kill_at: Some(n), ..Default::default() });
+        let end = victim.exit();
+        let mut options = WorkerOptions::new(room.endpoints.clone());
+        (options.layout, options.attach) = (Some((*layout).clone()), vec![Box::new(common::device::AttachDevice("device")) as _]);
+        let other = Worker::open(options, common::patience()).unwrap();
+        std::thread::scope(|s| {
+            s.spawn(|| common::serve(&other));
+            let mut taken = Vec::new();
+            while taken.len() < 3 {
+                student.next(3 - taken.len(), &mut taken, common::patience()).unwrap();
+            }
+            for (sample, step) in taken.iter().zip(3 * n..) {
+                assert_eq!(sample.step, step, "killed at point {n}");
+                common::check_ragged(&student, &layout, sample);
+            }
+            student.release(&taken.iter().map(|s| (s.slot, s.serial)).collect::<Vec<_>>()).unwrap();
+            other.stop();
+        });
+        drop(other);
+        until("both have left", || student.stats().workers == 0);
+        if end == Exit::Code(0) {
+            println!("a worker's life has {n} points here; it was killed at each");
+            assert!(n > 60, "the points were not passed");
+            break;
+        }
+        assert_eq!(end, SIGKILL, "killed at point {n}");
+    }
+    let stats = student.stats();
+    assert!(stats.deaths > 30 && stats.swept_slots > 10 && stats.reopened > 10, "{stats:?}");
 }
 
 /// The victim opens, sets a model, takes two samples, sets another, takes one, closes. It is killed on the way, at each point in turn. Each time: the workers go on

@@ -4,12 +4,14 @@
 mod common;
 
 use common::*;
-use laneway::base::{Error, Result, Status};
+use laneway::base::{Error, Result, Status, fnv1a};
 use laneway::exchange::student::{Student, StudentOptions};
-use laneway::exchange::worker::{Worker, WorkerOptions};
+use laneway::exchange::worker::{Task, Worker, WorkerOptions};
 use laneway::medium::{Attach, MappedMedium, Medium, MediumChoice, Place};
 use laneway::os::clock;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use laneway::segment::region::Segment;
+use laneway::segment::slot::SlotState;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -133,7 +135,7 @@ fn any_worker(room: &Room, batch_size: u32) -> Worker {
     let mut options = WorkerOptions::new(room.endpoints.clone());
     options.slot_size = WORDS * 8;
     options.batch_size = batch_size;
-    options.attach = vec![Box::new(AttachPlainFile), Box::new(AttachRenamed)];
+    options.attach = vec![Box::new(AttachPlainFile), Box::new(AttachRenamed), Box::new(device::AttachDevice("device"))];
     Worker::open(options, patience()).unwrap()
 }
 
@@ -166,6 +168,113 @@ fn a_custom_medium_without_memory_keeps_the_promises_and_is_unlinked() {
     let medium = plain_file(&room, 40, Arc::default());
     suite(&room, medium, false);
     assert!(!room.dir.join("plain").exists());
+}
+
+#[test]
+fn samples_with_lengths_of_their_own_are_the_same_on_every_medium() {
+    let pass = |make: &dyn Fn(&Room) -> MediumChoice| {
+        let room = Room::new();
+        let medium = make(&room);
+        ragged_suite(&room, medium, |batch_size| any_worker(&room, batch_size))
+    };
+    let wanted = pass(&|_| MediumChoice::Shm);
+    assert_eq!(pass(&|room| MediumChoice::File { path: room.dir.join("file") }), wanted);
+    assert_eq!(pass(&|_| MediumChoice::Custom(Box::new(Renamed(MappedMedium::shm(40, STRIDE).unwrap())))), wanted);
+    assert_eq!(pass(&|room| plain_file(room, 40, Arc::default())), wanted);
+    assert_eq!(pass(&|_| device::medium(40)), wanted);
+}
+
+/// A student and a worker on the device of this file, with one task in hand, and the student's segment as any worker of it has it.
+fn on_a_device(room: &Room, body: impl FnOnce(&Student, &Worker, &Task, &Segment)) {
+    let _broker = room.broker();
+    let medium = device::medium(40);
+    let student = student(room, WORDS, |o| {
+        (o.medium, o.layout, o.prefetch, o.max_attempts) = (medium, ragged(), 1, 1);
+        o.seed = fnv1a(room.dir.as_os_str().as_encoded_bytes());
+    });
+    let worker = any_worker(room, 1);
+    student.set_model(model("m"), patience()).unwrap();
+    let e = student.next(1, &mut Vec::new(), clock::after(Duration::from_millis(20))).unwrap_err();
+    assert_eq!(e.status, Status::Timeout);
+    let mut tasks = Vec::new();
+    worker.take(1, &mut tasks, patience()).unwrap();
+    let named = |path: &PathBuf| std::fs::read_link(path).is_ok_and(|name| name.to_string_lossy().contains("lw_segment"));
+    let fds = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
+    let open = |path: PathBuf| Segment::open(std::fs::File::options().read(true).write(true).open(path).ok()?.as_fd(), Some(ragged().hash())).ok();
+    // Tests run side by side, and no two with one seed.
+    let is_ours = |segment: &Segment| segment.cells().iter().any(|c| c.ticket(c.word()).is_some_and(|t| t.seed == tasks[0].seed));
+    let found = fds.filter(named).filter_map(open).find(is_ours);
+    body(&student, &worker, &tasks[0], &found.expect("the student's segment"));
+}
+
+/// What a peer writes there is looked at before it becomes a shape of anything.
+#[test]
+fn lengths_that_a_peer_has_made_up_are_an_error_and_no_shape() {
+    let room = Room::new();
+    on_a_device(&room, |student, worker, task, segment| {
+        let layout = ragged();
+        for (i, (length, word)) in
+            [(49i64, "size 0 is 49"), (-2, "size 0 is -2"), (i64::MAX, "size 0 is"), (-1, "was not set")].into_iter().enumerate()
+        {
+            let mut tasks = vec![];
+            if i > 0 {
+                worker.take(1, &mut tasks, patience()).unwrap();
+            }
+            let task = tasks.first().unwrap_or(task);
+            make(worker, task);
+            worker.commit(&[(task.id, task.capacity)]).unwrap();
+            let mut shapes = [0; 32];
+            segment.slots().iter().enumerate().filter(|(_, slot)| slot.word().state() == SlotState::Ready).for_each(|(slot, _)| {
+                segment.read_shapes(slot as u32, &mut shapes);
+                shapes[..8].copy_from_slice(&length.to_le_bytes());
+                segment.write_shapes(slot as u32, &shapes);
+            });
+            let mut out = Vec::new();
+            student.next(1, &mut out, patience()).unwrap();
+            let [sample] = out[..] else { panic!("{out:?}") };
+            let got = student.shapes(sample.slot, sample.serial).unwrap().unwrap();
+            for e in [layout.shape(got.bytes(), 1).unwrap_err(), layout.lengths(got.bytes()).unwrap_err()] {
+                assert!(e.message.contains(word), "{e} lacks '{word}'");
+            }
+            // Whatever is written there after the look is another's: what was delivered stays as it is.
+            segment.slots().iter().enumerate().for_each(|(slot, _)| segment.write_shapes(slot as u32, &[7; 32]));
+            assert_eq!(student.shapes(sample.slot, sample.serial).unwrap().unwrap().bytes(), got.bytes());
+            student.release(&[(sample.slot, sample.serial)]).unwrap();
+            assert!(student.shapes(sample.slot, sample.serial).is_err());
+        }
+    });
+}
+
+/// Lengths are where the student looks for them, or the worker says that it cannot put them there.
+#[test]
+fn a_worker_that_has_host_memory_as_a_devices_cannot_say_lengths_and_says_so() {
+    let room = Room::new();
+    let _broker = room.broker();
+    let medium = MediumChoice::Custom(Box::new(Renamed(MappedMedium::shm(40, STRIDE).unwrap())));
+    let student = student(&room, WORDS, |o| (o.medium, o.layout) = (medium, ragged()));
+    let mut options = WorkerOptions::new(room.endpoints.clone());
+    (options.slot_size, options.attach) = (WORDS * 8, vec![Box::new(device::AttachDevice("renamed")) as _]);
+    let _worker = Worker::open(options, patience()).unwrap();
+    while student.stats().left == 0 {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let refusals = student.stats().refusals;
+    assert!(refusals.len() == 1 && refusals[0].contains("medium 'device' gives them on a device here"), "{refusals:?}");
+}
+
+#[test]
+fn a_sample_on_a_device_without_its_lengths_fails_its_task_as_in_host_memory() {
+    let room = Room::new();
+    on_a_device(&room, |student, worker, task, _| {
+        assert!(worker.set_length(task.id, "seq", 49).unwrap_err().message.contains("maximum is 48"));
+        assert!(worker.set_length(task.id, "sequence", 1).unwrap_err().message.contains("has seq, k"));
+        worker.set_length(task.id, "seq", 3).unwrap();
+        let e = worker.commit(&[(task.id, task.capacity)]).unwrap_err();
+        assert!(e.status == Status::TaskFailed && e.message.contains("the length of 'k' was not set"), "{e}");
+        let e = student.next(1, &mut Vec::new(), patience()).unwrap_err();
+        assert!(e.status == Status::TaskFailed && e.message.contains("tensor 'top'") && e.message.contains("'k' was not set"), "{e}");
+        assert_eq!(worker.stats().refused, 1);
+    });
 }
 
 #[test]

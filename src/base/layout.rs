@@ -97,6 +97,7 @@ pub struct Layout {
     offsets: Vec<usize>,
     /// Where the true shape of each ragged tensor lies.
     shapes: Vec<Option<usize>>,
+    shapes_start: usize,
     nbytes: usize,
     hash: u64,
 }
@@ -139,7 +140,8 @@ impl Layout {
             end = next;
         }
         let (shapes, end) = Layout::place_shapes(&specs, end)?;
-        let mut layout = Layout { specs, offsets, shapes, nbytes: end, hash: 0 };
+        let shapes_start = shapes.iter().flatten().next().copied().unwrap_or(end);
+        let mut layout = Layout { specs, offsets, shapes, shapes_start, nbytes: end, hash: 0 };
         layout.hash = fnv1a(layout.to_json().as_bytes());
         Ok(layout)
     }
@@ -195,6 +197,16 @@ impl Layout {
     /// Byte offset of tensor `i`'s shape in a sample, if it is ragged: one little-endian `i64` a dimension.
     pub fn shape_at(&self, i: usize) -> Option<usize> {
         self.shapes[i]
+    }
+
+    /// Byte offset of the *shapes* in a sample (`sample.rs`): what lies behind its tensors, up to its end. [`Layout::nbytes`] if no dimension is ragged.
+    pub fn shapes_start(&self) -> usize {
+        self.shapes_start
+    }
+
+    /// Bytes of the shapes: 0 if no dimension is ragged.
+    pub fn shapes_bytes(&self) -> usize {
+        self.nbytes - self.shapes_start
     }
 
     /// Index of the tensor of that name.

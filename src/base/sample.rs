@@ -2,10 +2,13 @@
 //!
 //! Behind the tensors of a layout with ragged dimensions lie its *shapes*: for each tensor that has one, in order, its sizes in this sample as
 //! little-endian 64-bit integers. A tensor lies at its usual offset, row-major in its true shape; what is left of its place is zero.
+//!
+//! Where the tensors are on a device, nobody can look there without a copy, and the shapes travel beside them, in host memory. So whatever is about shapes alone
+//! takes them alone: the bytes of a sample from [`Layout::shapes_start`] on.
 
 use super::dim::Shape;
 use super::{DType, Dim, Error, Layout, Result, TensorSpec};
-use std::collections::HashMap;
+use std::ops::Range;
 
 /// What stands in the shapes before a length is set.
 const UNSET: i64 = -1;
@@ -16,12 +19,17 @@ const BLOCK: usize = 1024;
 impl Layout {
     /// Whether every sample has lengths of its own.
     pub fn is_ragged(&self) -> bool {
-        self.specs().iter().any(TensorSpec::is_ragged)
+        self.shapes_bytes() > 0
     }
 
     /// Whether [`Layout::finish`] has anything to do.
     pub fn asks_something(&self) -> bool {
-        self.specs().iter().any(|s| s.is_ragged() || s.finite || s.min.is_some() || s.max.is_some())
+        self.is_ragged() || self.asks_values()
+    }
+
+    /// Whether values are to be looked at.
+    pub fn asks_values(&self) -> bool {
+        self.specs().iter().any(|s| s.finite || s.min.is_some() || s.max.is_some())
     }
 
     /// The ragged dimensions and their maxima, each once, in the order in which they first appear.
@@ -35,40 +43,40 @@ impl Layout {
         dims
     }
 
-    /// The length of each of [`Layout::dims`] in this sample, of which only the shapes are looked at; an error if one is not set, beyond its
-    /// maximum, or not the same in all tensors.
-    pub fn lengths(&self, sample: &[u8]) -> Result<Vec<u64>> {
-        let mut lengths: Vec<Option<u64>> = vec![None; self.dims().len()];
+    /// The length of each of [`Layout::dims`] by a sample's shapes; an error if one is not set, beyond its maximum, or not the same in all tensors.
+    pub fn lengths(&self, shapes: &[u8]) -> Result<Vec<u64>> {
+        let dims = self.dims();
+        let mut lengths: Vec<Option<(u64, &str)>> = vec![None; dims.len()];
         for (i, spec) in self.specs().iter().enumerate().filter(|(_, spec)| spec.is_ragged()) {
-            for (dim, size) in spec.shape.iter().zip(self.shape(sample, i)?) {
-                let Some(at) = dim.name().and_then(|name| self.dims().iter().position(|(known, _)| *known == name)) else { continue };
-                let length = *lengths[at].get_or_insert(size);
-                if length != size {
-                    let name = dim.name().unwrap_or_default();
-                    let what = format!("dimension '{name}' is {length} in one tensor and {size} in tensor '{}'; expected one length", spec.name);
+            for (dim, size) in spec.shape.iter().zip(self.shape(shapes, i)?) {
+                let Some(at) = dim.name().and_then(|name| dims.iter().position(|(known, _)| *known == name)) else { continue };
+                let (first, of) = *lengths[at].get_or_insert((size, &spec.name));
+                if first != size {
+                    let name = dims[at].0;
+                    let what = format!("dimension '{name}' is {first} in tensor '{of}' and {size} in tensor '{}'; expected one length", spec.name);
                     return Err(Error::invalid(what));
                 }
             }
         }
-        Ok(lengths.into_iter().flatten().collect())
+        Ok(lengths.into_iter().flatten().map(|(length, _)| length).collect())
     }
 
     /// Writes the shapes of a sample that nothing is known of yet: no length is set.
-    pub fn begin(&self, sample: &mut [u8]) {
+    pub fn begin(&self, shapes: &mut [u8]) {
         for (at, dim) in self.places() {
             let size = if dim.name().is_some() { UNSET } else { dim.max() as i64 };
-            sample[at..at + 8].copy_from_slice(&size.to_le_bytes());
+            shapes[at..at + 8].copy_from_slice(&size.to_le_bytes());
         }
     }
 
-    /// Sets the length of a ragged dimension, in every tensor that has it.
-    pub fn set_length(&self, sample: &mut [u8], name: &str, length: u64) -> Result<()> {
+    /// Sets the length of a ragged dimension in a sample's shapes, of every tensor that has it.
+    pub fn set_length(&self, shapes: &mut [u8], name: &str, length: u64) -> Result<()> {
         let mut found = false;
         for (at, dim) in self.places().filter(|(_, dim)| dim.name() == Some(name)) {
             if length > dim.max() {
                 return Err(Error::invalid(format!("length {length} of dimension '{name}': its maximum is {}", dim.max())));
             }
-            sample[at..at + 8].copy_from_slice(&length.to_le_bytes());
+            shapes[at..at + 8].copy_from_slice(&length.to_le_bytes());
             found = true;
         }
         if found {
@@ -80,14 +88,14 @@ impl Layout {
         Err(Error::invalid(format!("no ragged dimension is called '{name}'; the layout has {known}")))
     }
 
-    /// The shape of tensor `i` in this sample of [`Layout::nbytes`] bytes; an error if a length is not set or beyond its maximum.
-    pub fn shape(&self, sample: &[u8], i: usize) -> Result<Vec<u64>> {
+    /// The shape of tensor `i` by a sample's shapes; an error if a length is not set or beyond its maximum.
+    pub fn shape(&self, shapes: &[u8], i: usize) -> Result<Vec<u64>> {
         let spec = &self.specs()[i];
         let Some(start) = self.shape_at(i) else { return Ok(spec.max_shape()) };
         let wrong = |what: String| Error::invalid(format!("tensor '{}' of shape {}: {what}", spec.name, Shape(&spec.shape)));
         let size = |(axis, dim): (usize, &Dim)| {
-            let at = start + 8 * axis;
-            let size = i64::from_le_bytes(sample[at..at + 8].try_into().expect("8 bytes"));
+            let at = start - self.shapes_start() + 8 * axis;
+            let size = i64::from_le_bytes(shapes[at..at + 8].try_into().expect("8 bytes"));
             match (dim, u64::try_from(size)) {
                 (Dim::Ragged { name, .. }, _) if size == UNSET => Err(wrong(format!("the length of '{name}' was not set"))),
                 (Dim::Fixed(expected), Ok(size)) if size == *expected => Ok(size),
@@ -98,30 +106,39 @@ impl Layout {
         spec.shape.iter().enumerate().map(size).collect()
     }
 
+    /// What ragged tensors leave of their places, by a sample's shapes: ranges of its bytes, none of them empty.
+    pub fn rests(&self, shapes: &[u8]) -> Result<Vec<Range<usize>>> {
+        let mut rests = Vec::new();
+        for (i, spec) in self.specs().iter().enumerate().filter(|(_, spec)| spec.is_ragged()) {
+            let (start, used) = (self.offset(i), spec.nbytes_of(&self.shape(shapes, i)?));
+            rests.push(start + used..start + spec.nbytes()?);
+        }
+        rests.retain(|rest| !rest.is_empty());
+        Ok(rests)
+    }
+
     /// Says what is wrong with a sample that was written, or makes it whole: checks its lengths and the values that the layout asks for, and
     /// clears what ragged tensors leave of their places, so that equal samples have equal bytes.
     pub fn finish(&self, sample: &mut [u8]) -> Result<()> {
-        let mut lengths: HashMap<&str, (u64, &str)> = HashMap::new();
+        let (tensors, shapes) = sample.split_at_mut(self.shapes_start());
+        self.lengths(shapes)?;
+        self.check(tensors, shapes)?;
+        self.rests(shapes)?.into_iter().for_each(|rest| tensors[rest].fill(0));
+        Ok(())
+    }
+
+    /// Whether the values of a sample's tensors are what the layout asks for; its lengths are known to be.
+    pub fn check(&self, tensors: &[u8], shapes: &[u8]) -> Result<()> {
         for (i, spec) in self.specs().iter().enumerate() {
-            let shape = self.shape(sample, i)?;
-            for (name, length) in spec.shape.iter().zip(&shape).filter_map(|(dim, length)| Some((dim.name()?, *length))) {
-                let (first, of) = *lengths.entry(name).or_insert((length, &spec.name));
-                if first != length {
-                    let what = format!("dimension '{name}' is {first} in tensor '{of}' and {length} in tensor '{}'; expected one length", spec.name);
-                    return Err(Error::invalid(what));
-                }
-            }
-            let (start, room) = (self.offset(i), spec.nbytes()?);
-            let (used, rest) = sample[start..start + room].split_at_mut(spec.nbytes_of(&shape));
-            check_values(spec, &shape, used)?;
-            rest.fill(0);
+            let shape = self.shape(shapes, i)?;
+            check_values(spec, &shape, &tensors[self.offset(i)..][..spec.nbytes_of(&shape)])?;
         }
         Ok(())
     }
 
-    /// Where each size of the ragged tensors stands in a sample.
+    /// Where each size of the ragged tensors stands in the shapes.
     fn places(&self) -> impl Iterator<Item = (usize, &Dim)> {
-        let ragged = self.specs().iter().enumerate().filter_map(|(i, spec)| Some((self.shape_at(i)?, spec)));
+        let ragged = self.specs().iter().enumerate().filter_map(|(i, spec)| Some((self.shape_at(i)? - self.shapes_start(), spec)));
         ragged.flat_map(|(at, spec)| spec.shape.iter().enumerate().map(move |(axis, dim)| (at + 8 * axis, dim)))
     }
 }
@@ -233,18 +250,20 @@ mod tests {
                {"name": "z", "shape": ["k<=3"], "dtype": "int8"}"#,
         );
         assert_eq!(l.dims(), [("seq", 5), ("k", 3)]);
-        let mut sample = vec![0u8; l.nbytes()];
-        l.begin(&mut sample);
-        assert!(l.lengths(&sample).unwrap_err().message.contains("the length of 'seq' was not set"));
-        l.set_length(&mut sample, "seq", 4).unwrap();
-        l.set_length(&mut sample, "k", 0).unwrap();
-        assert_eq!(l.lengths(&sample).unwrap(), [4, 0]);
-        let z = l.shape_at(2).unwrap();
-        sample[z] = 1;
-        assert!(l.lengths(&sample).unwrap_err().message.contains("'k' is 0 in one tensor and 1 in tensor 'z'"));
-        sample[z] = 4;
-        assert!(l.lengths(&sample).unwrap_err().message.contains("size 0 is 4"));
-        assert!(layout(r#"{"name": "y", "shape": [4], "dtype": "int8"}"#).lengths(&[0; 4]).unwrap().is_empty());
+        let mut shapes = vec![0u8; l.shapes_bytes()];
+        l.begin(&mut shapes);
+        assert!(l.lengths(&shapes).unwrap_err().message.contains("the length of 'seq' was not set"));
+        l.set_length(&mut shapes, "seq", 4).unwrap();
+        l.set_length(&mut shapes, "k", 0).unwrap();
+        assert_eq!(l.lengths(&shapes).unwrap(), [4, 0]);
+        let z = l.shape_at(2).unwrap() - l.shapes_start();
+        shapes[z] = 1;
+        assert!(l.lengths(&shapes).unwrap_err().message.contains("'k' is 0 in tensor 'x' and 1 in tensor 'z'"));
+        shapes[z] = 4;
+        assert!(l.lengths(&shapes).unwrap_err().message.contains("size 0 is 4"));
+        let plain = layout(r#"{"name": "y", "shape": [4], "dtype": "int8"}"#);
+        assert_eq!((plain.shapes_start(), plain.shapes_bytes()), (4, 0));
+        assert!(plain.lengths(&[]).unwrap().is_empty());
     }
 
     #[test]
@@ -252,13 +271,17 @@ mod tests {
         let l = ragged();
         assert_eq!((l.offset(1), l.offset(2), l.shape_at(0), l.shape_at(1), l.shape_at(2)), (64, 128, Some(192), None, Some(200)));
         assert_eq!(l.nbytes(), 216);
-        let mut sample = vec![0xEE; l.nbytes()];
-        l.begin(&mut sample);
-        assert!(l.shape(&sample, 0).unwrap_err().message.contains("the length of 'seq' was not set"));
-        l.set_length(&mut sample, "seq", 2).unwrap();
-        assert_eq!((l.shape(&sample, 0).unwrap(), l.shape(&sample, 1).unwrap(), l.shape(&sample, 2).unwrap()), (vec![2], vec![], vec![2, 3]));
-        assert!(l.set_length(&mut sample, "seq", 6).unwrap_err().message.contains("maximum is 5"));
-        assert!(l.set_length(&mut sample, "k", 1).unwrap_err().message.contains("has seq"));
+        assert_eq!((l.shapes_start(), l.shapes_bytes()), (192, 24));
+        let mut shapes = vec![0xEE; l.shapes_bytes()];
+        l.begin(&mut shapes);
+        assert!(l.shape(&shapes, 0).unwrap_err().message.contains("the length of 'seq' was not set"));
+        l.set_length(&mut shapes, "seq", 2).unwrap();
+        assert_eq!((l.shape(&shapes, 0).unwrap(), l.shape(&shapes, 1).unwrap(), l.shape(&shapes, 2).unwrap()), (vec![2], vec![], vec![2, 3]));
+        assert!(l.set_length(&mut shapes, "seq", 6).unwrap_err().message.contains("maximum is 5"));
+        assert!(l.set_length(&mut shapes, "k", 1).unwrap_err().message.contains("has seq"));
+        assert_eq!(l.rests(&shapes).unwrap(), [8..20, 128 + 24..188]);
+        l.set_length(&mut shapes, "seq", 5).unwrap();
+        assert!(l.rests(&shapes).unwrap().is_empty());
     }
 
     #[test]
@@ -267,8 +290,8 @@ mod tests {
         for length in [0u64, 1, 5] {
             let mut samples = [vec![0x11; l.nbytes()], vec![0x22; l.nbytes()]];
             for sample in &mut samples {
-                l.begin(sample);
-                l.set_length(sample, "seq", length).unwrap();
+                l.begin(&mut sample[192..]);
+                l.set_length(&mut sample[192..], "seq", length).unwrap();
                 let n = length as usize;
                 sample[..4 * n].fill(0);
                 sample[64] = 9;
@@ -289,8 +312,8 @@ mod tests {
         for (at, size, word) in
             [(192, 6i64, "size 0 is 6"), (192, -7, "size 0 is -7"), (200, i64::MAX, "size 0 is"), (208, 4, "size 1 is 4"), (200, 3, "one length")]
         {
-            l.begin(&mut sample);
-            l.set_length(&mut sample, "seq", 2).unwrap();
+            l.begin(&mut sample[192..]);
+            l.set_length(&mut sample[192..], "seq", 2).unwrap();
             sample[at..at + 8].copy_from_slice(&size.to_le_bytes());
             let e = l.finish(&mut sample).unwrap_err();
             assert!(e.message.contains(word), "{e} lacks '{word}'");

@@ -4,7 +4,8 @@
 //! A *ragged* dimension has its own length in every sample, up to a maximum that slots have room for. In JSON it is written `"seq<=2048"`;
 //! all dimensions of one name have one length. A ragged tensor starts where it would with all dimensions at their maximum, and lies there
 //! row-major in its true shape; the rest of its place is zero. Behind the last tensor, at a multiple of 64 bytes, lie the true shapes of
-//! the ragged tensors in order: `ndim` little-endian `int64_t` each.
+//! the ragged tensors in order: `ndim` little-endian `int64_t` each. For a sample on a device they are kept beside it, in host memory:
+//! `lw_student_read` and `lw_worker_write` know the sample as a whole, and the bytes behind the tensors on the device mean nothing.
 
 use super::guard::{guard, guard_or};
 use super::status::lw_status;
@@ -134,18 +135,28 @@ impl lw_layout {
     /// # Safety
     /// If the layout is ragged, `len` bytes can be read at `base`. (Otherwise it is only counted from, and may be NULL, or on a device.)
     pub(super) unsafe fn view(&self, i: usize, base: *mut u8, len: usize, status: Status) -> Result<lw_tensor> {
+        let start = self.layout.shapes_start();
+        let shapes = match self.layout.is_ragged() && len >= self.layout.nbytes() {
+            // SAFETY: the caller's promise, since the layout is ragged; the shapes are the last of the `len` bytes.
+            true => unsafe { std::slice::from_raw_parts(base.add(start), self.layout.shapes_bytes()) },
+            false => &[],
+        };
+        self.view_with(i, base, len, shapes, status)
+    }
+
+    /// As [`lw_layout::view`], with shapes that lie elsewhere, in host memory; `base` is only counted from. Of a ragged tensor, the view's shape is among them.
+    pub(super) fn view_with(&self, i: usize, base: *mut u8, len: usize, shapes: &[u8], status: Status) -> Result<lw_tensor> {
         let (mut tensor, offset) = self.describe(i)?;
         let spec = &self.layout.specs()[i];
-        let end = self.layout.shape_at(i).map_or(offset + tensor.nbytes as usize, |at| at + 8 * spec.shape.len());
+        let shape_at = self.layout.shape_at(i);
+        let end = if shape_at.is_some() { self.layout.nbytes() } else { offset + tensor.nbytes as usize };
         if end > len {
             return Err(Error::invalid(format!("tensor '{}' ends at byte {end}, but the sample has {len} bytes", spec.name)));
         }
-        if let Some(at) = self.layout.shape_at(i) {
-            // SAFETY: the caller's promise, for this tensor is ragged.
-            let sample = unsafe { std::slice::from_raw_parts(base, len) };
-            let shape = self.layout.shape(sample, i).map_err(|e| Error::new(status, e.message))?;
+        if let Some(at) = shape_at {
+            let shape = self.layout.shape(shapes, i).map_err(|e| Error::new(status, e.message))?;
             tensor.nbytes = spec.nbytes_of(&shape) as u64;
-            tensor.shape = base.wrapping_add(at).cast();
+            tensor.shape = shapes[at - self.layout.shapes_start()..].as_ptr().cast();
             if !tensor.shape.is_aligned() {
                 return Err(Error::invalid("data is not aligned to 8 bytes, as the sample of a layout with ragged dimensions must be"));
             }
@@ -318,14 +329,14 @@ pub unsafe extern "C" fn lw_layout_encode(
         }
         if layout.layout.is_ragged() {
             // SAFETY: as above; the slice is the only access meanwhile.
-            let sample = unsafe { std::slice::from_raw_parts_mut(out, need) };
-            layout.layout.begin(sample);
+            let shapes = unsafe { std::slice::from_raw_parts_mut(out.add(layout.layout.shapes_start()), layout.layout.shapes_bytes()) };
+            layout.layout.begin(shapes);
             for (spec, source) in layout.layout.specs().iter().zip(&sources).filter(|(spec, _)| spec.is_ragged()) {
                 // SAFETY: `check_tensor` found it readable.
                 let shape = unsafe { arg::slice(source.shape, spec.shape.len(), "shape") }?;
                 for (dim, size) in spec.shape.iter().zip(shape) {
                     if let Some(name) = dim.name() {
-                        layout.layout.set_length(sample, name, *size as u64)?;
+                        layout.layout.set_length(shapes, name, *size as u64)?;
                     }
                 }
             }

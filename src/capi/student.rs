@@ -158,6 +158,23 @@ pub struct lw_student {
     layout: Box<lw_layout>,
 }
 
+impl lw_student {
+    /// Tensor `index` of a held sample; its shape stays for as long as that is held.
+    ///
+    /// # Safety
+    /// The sample is held, and is as it was given.
+    unsafe fn view(&self, sample: &lw_sample, index: usize) -> Result<lw_tensor> {
+        let (data, len) = (sample.data.cast_mut().cast(), sample.nbytes as usize);
+        if self.layout.layout.is_ragged() && self.student.place() != Place::Host {
+            let shapes = self.student.shapes(sample.slot, sample.serial)?;
+            let shapes = shapes.ok_or_else(|| Error::new(Status::Corrupt, "a sample on a device has no shapes of its own"))?;
+            return self.layout.view_with(index, data, len, shapes.bytes(), Status::Corrupt);
+        }
+        // SAFETY: by the caller's promise it has `nbytes` bytes at `data`; in host memory if the layout is ragged.
+        unsafe { self.layout.view(index, data, len, Status::Corrupt) }
+    }
+}
+
 /// Sets `struct_size` and the defaults. NULL is allowed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_student_options_init(options: *mut lw_student_options) {
@@ -376,7 +393,8 @@ pub unsafe extern "C" fn lw_held_release(held: *const lw_held) {
     }
 }
 
-/// Copies the first `len` bytes of a held sample to `out`, in host memory, wherever the sample lies; waits until they are there.
+/// Copies the first `len` bytes of a held sample to `out`, in host memory, wherever the sample lies; waits until they are there. All of
+/// them are what `lw_layout_decode` takes, also of ragged ones on a device.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_student_read(student: *const lw_student, sample: *const lw_sample, out: *mut c_void, len: usize) -> lw_status {
@@ -389,8 +407,8 @@ pub unsafe extern "C" fn lw_student_read(student: *const lw_student, sample: *co
 }
 
 /// Describes tensor `index` of a held sample: a view, not to be written, as long-lived as the sample's reference. Shape and name belong to
-/// the student; the shape of a ragged tensor is the sample's true one and lies in its memory. `LW_CORRUPT`: the shape is beyond its
-/// maximum.
+/// the student; the shape of a ragged tensor is the sample's true one, and lies in its memory, or, for a sample on a device, in the host's.
+/// `LW_CORRUPT`: the shape is beyond its maximum.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_student_tensor(student: *const lw_student, sample: *const lw_sample, index: usize, tensor: *mut lw_tensor) -> lw_status {
@@ -398,9 +416,8 @@ pub unsafe extern "C" fn lw_student_tensor(student: *const lw_student, sample: *
         // SAFETY: the caller promises a valid handle and sample.
         let (student, sample) = unsafe { (arg::object(student, "student")?, arg::object(sample, "sample")?) };
         let tensor = arg::out(tensor, "tensor")?;
-        // SAFETY: the caller promises a sample that is held, which has `nbytes` bytes at `data`: in host memory if the layout is ragged, for `open` refuses another
-        // medium then.
-        let view = unsafe { student.layout.view(index, sample.data.cast_mut().cast(), sample.nbytes as usize, Status::Corrupt) }?;
+        // SAFETY: the caller promises a sample that is held.
+        let view = unsafe { student.view(sample, index) }?;
         // SAFETY: not NULL; the caller promises that it is writable.
         unsafe { tensor.write(view.placed(student.student.place())) };
         Ok(())
@@ -423,11 +440,10 @@ pub unsafe extern "C" fn lw_student_dlpack(
         // SAFETY: the caller promises a valid handle and sample.
         let (student, sample) = unsafe { (arg::object(student, "student")?, arg::object(sample, "sample")?) };
         let out = arg::out(out, "out")?;
-        // SAFETY: the caller promises a sample that is held, which has `nbytes` bytes at `data`: in host memory if the layout is ragged, for `open` refuses another
-        // medium then.
-        let view = unsafe { student.layout.view(index, sample.data.cast_mut().cast(), sample.nbytes as usize, Status::Corrupt) }?;
+        // SAFETY: the caller promises a sample that is held.
+        let view = unsafe { student.view(sample, index) }?;
         let hold = student.student.hold(sample.slot, sample.serial)?;
-        // SAFETY: a view's shape has `ndim` sizes, in the student's layout or, checked just now, in the sample.
+        // SAFETY: a view's shape has `ndim` sizes, in the student's layout or, checked just now, among the shapes of the sample, which `hold` keeps.
         let shape = unsafe { arg::slice(view.shape, view.ndim as usize, "shape") }?;
         let tensor = dlpack::export_at(Box::new(hold), view.data, shape, view.dtype, student.student.place(), Access::Read)?;
         // SAFETY: not NULL; the caller promises that it is writable.

@@ -16,7 +16,7 @@ use super::student::LW_SPIN_ADAPTIVE;
 use crate::base::{Error, Result, Status};
 use crate::exchange::message::Model;
 use crate::exchange::worker::{Task, Worker, WorkerOptions};
-use crate::medium::{MakeOn, Stream};
+use crate::medium::{MakeOn, Place, Stream};
 use std::ffi::{c_char, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex};
@@ -164,6 +164,22 @@ impl lw_worker {
         })
     }
 
+    /// Tensor `index` of an open task, and where it is.
+    ///
+    /// # Safety
+    /// The task is as it was taken.
+    unsafe fn view(&self, task: &lw_task, index: usize) -> Result<(lw_tensor, Place)> {
+        let (layout, place) = self.open_tasks().layout_and_place(task.id)?;
+        let (data, len) = (task.data.cast(), usize::try_from(task.capacity).unwrap_or(usize::MAX));
+        if layout.layout.is_ragged() && place != Place::Host {
+            let view = self.worker.with_shapes(task.id, |shapes| layout.view_with(index, data, len, shapes, Status::InvalidArgument))?;
+            let view = view.ok_or_else(|| Error::new(Status::Corrupt, format!("task {} is on a device and has no shapes of its own", task.id)))?;
+            return Ok((view?, place));
+        }
+        // SAFETY: by the caller's promise it has `capacity` bytes at `data` while it is open, as was just seen; in host memory if the layout is ragged.
+        unsafe { layout.view(index, data, len, Status::InvalidArgument) }.map(|view| (view, place))
+    }
+
     fn fail(&self, task: &lw_task, text: &str) -> Result<()> {
         self.open_tasks().close_all([task.id], |_, _| Ok(()))?;
         self.worker.fail(task.id, text)
@@ -257,8 +273,8 @@ pub unsafe extern "C" fn lw_worker_take(worker: *const lw_worker, deadline: i64,
 }
 
 /// Describes tensor `index` of an open task: a writable view, valid while the task is open. Shape and name belong to the worker; the shape
-/// of a ragged tensor lies in the task's memory, and its lengths must have been set (`lw_worker_set_length`, or by writing the sample with
-/// `lw_layout_encode`).
+/// of a ragged tensor lies in the task's memory, or, for a task on a device, in the host's, and its lengths must have been set
+/// (`lw_worker_set_length`, or by writing the sample as `lw_layout_encode` makes it: there, or, on a device, with `lw_worker_write`).
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_worker_tensor(worker: *const lw_worker, task: *const lw_task, index: usize, tensor: *mut lw_tensor) -> lw_status {
@@ -266,11 +282,8 @@ pub unsafe extern "C" fn lw_worker_tensor(worker: *const lw_worker, task: *const
         // SAFETY: the caller promises a valid handle and task.
         let (worker, task) = unsafe { (arg::object(worker, "worker")?, arg::object(task, "task")?) };
         let tensor = arg::out(tensor, "tensor")?;
-        let (layout, place) = worker.open_tasks().layout_and_place(task.id)?;
-        let len = usize::try_from(task.capacity).unwrap_or(usize::MAX);
-        // SAFETY: the caller promises the task as it was taken, which has `capacity` bytes at `data` while it is open, as was just seen: in host memory if the
-        // layout is ragged, for no worker attaches to a student that has it otherwise.
-        let view = unsafe { layout.view(index, task.data.cast(), len, Status::InvalidArgument) }?;
+        // SAFETY: the caller promises the task as it was taken.
+        let (view, place) = unsafe { worker.view(task, index) }?;
         // SAFETY: not NULL; the caller promises that it is writable.
         unsafe { tensor.write(view.placed(place)) };
         Ok(())
@@ -279,7 +292,8 @@ pub unsafe extern "C" fn lw_worker_tensor(worker: *const lw_worker, task: *const
 
 /// Sets the length of a ragged dimension of an open task, in all tensors that have it: `dimension` is its NUL-terminated name, `length` at
 /// most its maximum. Each must be set before the views of its tensors are asked for, and before the commit. May be set again; what was
-/// written is then to be written anew.
+/// written is then to be written anew, unless it lies in the new shape as it should: a tensor is row-major from its beginning on. The
+/// same on a device, for which this does not wait.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_worker_set_length(worker: *const lw_worker, task: *const lw_task, dimension: *const c_char, length: u64) -> lw_status {
@@ -335,12 +349,10 @@ pub unsafe extern "C" fn lw_worker_dlpack(
         // SAFETY: the caller promises a valid handle and task.
         let (worker, task) = unsafe { (arg::object(worker, "worker")?, arg::object(task, "task")?) };
         let out = arg::out(out, "out")?;
-        let (layout, place) = worker.open_tasks().layout_and_place(task.id)?;
-        let len = usize::try_from(task.capacity).unwrap_or(usize::MAX);
-        // SAFETY: as in `lw_worker_tensor`.
-        let view = unsafe { layout.view(index, task.data.cast(), len, Status::InvalidArgument) }?;
+        // SAFETY: the caller promises the task as it was taken.
+        let (view, place) = unsafe { worker.view(task, index) }?;
         let hold = worker.worker.hold(task.id)?;
-        // SAFETY: a view's shape has `ndim` sizes, in the worker's layout or, checked just now, in the task's memory.
+        // SAFETY: a view's shape has `ndim` sizes, in the worker's layout or, checked just now, among the shapes of the task, which is open.
         let shape = unsafe { arg::slice(view.shape, view.ndim as usize, "shape") }?;
         let tensor = dlpack::export_at(hold, view.data, shape, view.dtype, place, Access::Write)?;
         // SAFETY: not NULL; the caller promises that it is writable.
@@ -349,7 +361,8 @@ pub unsafe extern "C" fn lw_worker_dlpack(
     })
 }
 
-/// Copies `len` bytes of host memory to the beginning of an open task's memory, wherever that is, and returns once they are there.
+/// Copies `len` bytes of host memory to the beginning of an open task's memory, wherever that is, and returns once they are there. All
+/// bytes of a sample with ragged dimensions set its lengths, too, also of a task on a device.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lw_worker_write(worker: *const lw_worker, task: *const lw_task, data: *const c_void, len: usize) -> lw_status {

@@ -10,6 +10,7 @@ pub use mapped::MappedMedium;
 use crate::base::{Error, Result, Status};
 use crate::os::memory::{AlignedBuf, PAGE};
 use crate::os::process;
+use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::ptr::NonNull;
@@ -100,6 +101,9 @@ pub struct Write<'a> {
     pub scratch: Option<&'a Buffer>,
     /// Bytes.
     pub len: usize,
+    /// Of a sample made on a device, the bytes that are to be zero behind what was written: what its ragged tensors leave of their places. (In host memory they are
+    /// zero already.)
+    pub rests: &'a [Range<usize>],
 }
 
 /// A place in a device's queue: all that was queued before it, by a reader that gave a sample back, or by a writer that committed one.
@@ -171,8 +175,8 @@ pub trait Medium: Send + Sync {
         Ok(Buffer::Host(copy))
     }
 
-    /// Worker: brings these samples, of which the last parts may be queued on `stream`, to their slots. `None`: they are there. Otherwise they are once the mark is
-    /// reached; until then their `scratch` is kept as it is, and nobody is told of them.
+    /// Worker: brings these samples, of which the last parts may be queued on `stream`, to their slots, with zeroes in their `rests`. `None`: they are there. Otherwise
+    /// they are once the mark is reached; until then their `scratch` is kept as it is, and nobody is told of them.
     fn settle(&self, writes: &[Write<'_>], stream: Stream) -> Result<Option<Box<dyn Mark>>> {
         self.check_stream(stream)?;
         let made_elsewhere = |w: &Write<'_>| match w.scratch {
@@ -344,16 +348,6 @@ impl Drop for Owned {
     fn drop(&mut self) {
         self.unlink();
     }
-}
-
-/// Refuses what no medium on a device can do: there a sample's lengths, which lie in its bytes, are nothing that this process could read.
-pub fn check_ragged(medium: &dyn Medium, ragged: bool) -> Result<()> {
-    if !ragged || medium.place() == Place::Host {
-        return Ok(());
-    }
-    let message =
-        format!("ragged dimensions need samples in host memory, and medium '{}' gives them on a device: use shm or file there", medium.kind());
-    Err(Error::new(Status::Unsupported, message))
 }
 
 /// Attaches a worker to the medium that a student described. `make_on` matters where the student is on a device.

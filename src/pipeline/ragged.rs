@@ -22,13 +22,12 @@ impl Lengths {
     /// Looks at the shapes of each sample; a row that has none has lengths of 0.
     pub fn read(layout: &Layout, pad_to: PadTo, samples: &[Option<Box<dyn Sample>>]) -> Result<Lengths> {
         let dims = layout.dims();
-        let shapes_start = (0..layout.specs().len()).filter_map(|i| layout.shape_at(i)).min().unwrap_or(layout.nbytes());
-        let mut bytes = vec![0; layout.nbytes()];
+        let mut shapes = vec![0; layout.shapes_bytes()];
         let mut lengths = |sample: &Option<Box<dyn Sample>>| match sample {
             None => Ok(vec![0; dims.len()]),
             Some(sample) => {
-                sample.read(shapes_start, &mut bytes[shapes_start..])?;
-                layout.lengths(&bytes)
+                sample.read(layout.shapes_start(), &mut shapes)?;
+                layout.lengths(&shapes)
             }
         };
         let of_rows: Vec<Vec<u64>> = samples.iter().map(&mut lengths).collect::<Result<_>>()?;

@@ -439,8 +439,9 @@ mod tests {
             let taught = Arc::new(Layout::new(vec![spec("x"), spec("y")]).unwrap());
             let sample = |length: u64| {
                 let mut bytes: Vec<u8> = (0..taught.nbytes()).map(|i| i as u8 + 1).collect();
-                taught.begin(&mut bytes);
-                taught.set_length(&mut bytes, "seq", length).unwrap();
+                let shapes = &mut bytes[taught.shapes_start()..];
+                taught.begin(shapes);
+                taught.set_length(shapes, "seq", length).unwrap();
                 Some(Box::new(Whole(bytes)) as Box<dyn super::super::taught::Sample>)
             };
             let samples = vec![sample(1), None, None, sample(3)];

@@ -414,9 +414,10 @@ mod tests {
     /// A sample with these lengths of "seq" and "k", whose bytes count on from `first`; what is behind the data is noise.
     fn ragged_sample(layout: &Layout, seq: u64, k: u64, first: u8) -> Option<Box<dyn Sample>> {
         let mut bytes = vec![0xEE; layout.nbytes()];
-        layout.begin(&mut bytes);
-        layout.set_length(&mut bytes, "seq", seq).unwrap();
-        layout.set_length(&mut bytes, "k", k).unwrap();
+        let shapes = &mut bytes[layout.shapes_start()..];
+        layout.begin(shapes);
+        layout.set_length(shapes, "seq", seq).unwrap();
+        layout.set_length(shapes, "k", k).unwrap();
         (0..seq * k).for_each(|i| bytes[i as usize] = first + i as u8);
         bytes[layout.offset(1)] = first;
         Some(Box::new(Whole(bytes)))
@@ -468,7 +469,7 @@ mod tests {
         assert_eq!((bytes_of(&alone, "x"), rows(&alone, 1)), ((vec![1, 0, 2], vec![]), expected[3..].to_vec()));
         // What was not set, or is beyond its maximum, is an error and no read of what lies behind.
         let mut bytes = vec![0; layout.nbytes()];
-        layout.begin(&mut bytes);
+        layout.begin(&mut bytes[layout.shapes_start()..]);
         for (length, word) in [(-1i64, "was not set"), (5, "size 0 is 5"), (i64::MAX, "size 0 is")] {
             bytes[layout.shape_at(0).unwrap()..][..8].copy_from_slice(&length.to_le_bytes());
             let e = Taught::stack(&layout, PadTo::Longest, vec![Some(Box::new(Whole(bytes.clone())))], &stacks).err().unwrap();

@@ -9,6 +9,7 @@
 //! | slots | 64 each | [`Slot`] |
 //! | texts | 16 KiB each | an error's text, one place a slot; pages exist only once used |
 //! | inputs | as declared | what a ticket carries for its worker, one place a cell; left out unless the student declares it ([`INPUTS`]) |
+//! | shapes | as the layout says | the true shapes of a sample's ragged tensors, one place a slot; left out unless the slots' bytes are on a device ([`SHAPES`]) |
 //!
 //! The C header asserts the same offsets (`ctests/segment_layout.c`).
 
@@ -30,10 +31,14 @@ pub const ABI_MAJOR: u16 = 1;
 pub const ABI_MINOR: u16 = 0;
 /// A feature that must be understood: tickets carry inputs.
 pub const INPUTS: u64 = 1;
+/// A feature that must be understood: the shapes of samples lie here, not behind their tensors, which are on a device.
+pub const SHAPES: u64 = 2;
 /// Features that a peer must understand to attach.
-pub const KNOWN_FEATURES: u64 = INPUTS;
+pub const KNOWN_FEATURES: u64 = INPUTS | SHAPES;
 /// Most bytes of an input.
 pub const MAX_INPUT: u64 = 1 << 32;
+/// Most bytes of a sample's shapes: more than the longest layout that a message carries can name.
+pub const MAX_SHAPES: u64 = 1 << 26;
 /// Room for an error's text.
 pub const TEXT_BYTES: usize = 16 << 10;
 
@@ -89,8 +94,12 @@ pub struct Header {
     pub input_hash: u64,
     /// Offset of the inputs; 0 without.
     pub inputs_at: u64,
-    /// FNV-1a of all bytes before this field.
+    /// FNV-1a of all bytes before this field; with [`SHAPES`], of those behind it, too.
     pub check: u64,
+    /// With [`SHAPES`], bytes of a sample's shapes; else 0, as are all bytes from here on for a peer that does not know that feature.
+    pub shapes_bytes: u64,
+    /// Offset of the shapes; 0 without.
+    pub shapes_at: u64,
 }
 
 /// The second page.
@@ -144,8 +153,8 @@ pub const HOT_AT: usize = 4096;
 const _: () = {
     assert!(offset_of!(Header, features_required) == 16 && offset_of!(Header, layout_hash) == 32 && offset_of!(Header, uuid) == 56);
     assert!(offset_of!(Header, owner_pid) == 88 && offset_of!(Header, slot_stride) == 104 && offset_of!(Header, input_bytes) == 144);
-    assert!(offset_of!(Header, check) == 168);
-    assert!(size_of::<Header>() == 176 && size_of::<Hot>() == 896 && size_of::<Cell>() == 64 && size_of::<Slot>() == 64 && size_of::<Seat>() == 256);
+    assert!(offset_of!(Header, check) == 168 && offset_of!(Header, shapes_bytes) == 176);
+    assert!(size_of::<Header>() == 192 && size_of::<Hot>() == 896 && size_of::<Cell>() == 64 && size_of::<Slot>() == 64 && size_of::<Seat>() == 256);
     assert!(offset_of!(Hot, bell) == 128 && offset_of!(Hot, opened) == 384 && offset_of!(Hot, oldest) == 512 && offset_of!(Hot, active_slots) == 640);
     assert!(offset_of!(Hot, group) == 768);
     assert!(offset_of!(Seat, idle) == 128);
@@ -170,12 +179,19 @@ pub struct Sizes {
     pub input_bytes: u64,
     /// The inputs' layout hash; 0 without.
     pub input_hash: u64,
+    /// Bytes of a sample's shapes, if they lie in the segment; else 0.
+    pub shapes_bytes: u64,
 }
 
 impl Sizes {
     /// Bytes from input to input.
     pub fn input_stride(&self) -> u64 {
         self.input_bytes.next_multiple_of(64)
+    }
+
+    /// Bytes from one slot's shapes to the next.
+    pub fn shapes_stride(&self) -> u64 {
+        self.shapes_bytes.next_multiple_of(64)
     }
 }
 
@@ -189,16 +205,19 @@ impl Header {
         let texts_end = texts_at + u64::from(sizes.slots) * TEXT_BYTES as u64;
         let has_inputs = sizes.input_bytes > 0;
         let inputs_at = if has_inputs { texts_end.next_multiple_of(4096) } else { 0 };
+        let inputs_end = if has_inputs { inputs_at + u64::from(sizes.cells) * sizes.input_stride() } else { texts_end };
+        let has_shapes = sizes.shapes_bytes > 0;
+        let shapes_at = if has_shapes { inputs_end.next_multiple_of(4096) } else { 0 };
         let mut header = Header {
             magic: MAGIC,
             endian: ENDIAN,
             abi_major: ABI_MAJOR,
             abi_minor: ABI_MINOR,
-            features_required: if has_inputs { INPUTS } else { 0 },
+            features_required: if has_inputs { INPUTS } else { 0 } | if has_shapes { SHAPES } else { 0 },
             features_optional: 0,
             layout_hash: sizes.layout_hash,
             sample_bytes: sizes.sample_bytes,
-            total_bytes: if has_inputs { inputs_at + u64::from(sizes.cells) * sizes.input_stride() } else { texts_end },
+            total_bytes: if has_shapes { shapes_at + u64::from(sizes.slots) * sizes.shapes_stride() } else { inputs_end },
             uuid: [uuid as u64, (uuid >> 64) as u64],
             boot_hash,
             owner_start,
@@ -215,6 +234,8 @@ impl Header {
             input_hash: sizes.input_hash,
             inputs_at,
             check: 0,
+            shapes_bytes: sizes.shapes_bytes,
+            shapes_at,
         };
         header.check = fnv1a(&header.checked_bytes());
         header
@@ -239,6 +260,10 @@ impl Header {
         for word in [self.slot_stride, self.seats_at, self.cells_at, self.slots_at].into_iter().chain(last) {
             bytes.extend(word.to_le_bytes());
         }
+        if self.features_required & SHAPES != 0 {
+            bytes.extend(self.shapes_bytes.to_le_bytes());
+            bytes.extend(self.shapes_at.to_le_bytes());
+        }
         bytes
     }
 
@@ -253,6 +278,7 @@ impl Header {
             layout_hash: self.layout_hash,
             input_bytes: self.input_bytes,
             input_hash: self.input_hash,
+            shapes_bytes: self.shapes_bytes,
         }
     }
 
@@ -279,7 +305,7 @@ impl Header {
             return refuse(Status::Corrupt, "its header's check sum is wrong: damaged".into());
         }
         // Bounded, so that no sum below can overflow.
-        let sizes = Sizes { input_bytes: self.input_bytes.min(MAX_INPUT), ..self.sizes() };
+        let sizes = Sizes { input_bytes: self.input_bytes.min(MAX_INPUT), shapes_bytes: self.shapes_bytes.min(MAX_SHAPES), ..self.sizes() };
         let uuid = u128::from(self.uuid[0]) | u128::from(self.uuid[1]) << 64;
         let expected = Header::new(&sizes, uuid, self.owner_pid, self.owner_start, self.boot_hash);
         let sane =
@@ -305,10 +331,25 @@ mod tests {
 
     #[test]
     fn every_kind_of_damage_is_refused_with_its_own_reason() {
-        let sizes = Sizes { seats: 8, cells: 64, slots: 80, sample_bytes: 100, slot_stride: 128, layout_hash: 7, input_bytes: 100, input_hash: 3 };
+        let sizes = Sizes {
+            seats: 8,
+            cells: 64,
+            slots: 80,
+            sample_bytes: 100,
+            slot_stride: 128,
+            layout_hash: 7,
+            input_bytes: 100,
+            input_hash: 3,
+            shapes_bytes: 40,
+        };
         let good = Header::new(&sizes, 1 << 100 | 5, 10, 20, 30);
         let len = good.total_bytes as usize;
         good.check(len).unwrap();
+        assert_eq!((good.shapes_at % 4096, good.total_bytes - good.shapes_at), (0, 80 * 64));
+        // Where there are no shapes, the header is that of peers that do not know of them.
+        let older = Header::new(&Sizes { shapes_bytes: 0, ..sizes }, 5, 10, 20, 30);
+        assert_eq!((older.features_required, older.shapes_bytes, older.shapes_at), (INPUTS, 0, 0));
+        assert_eq!((older.check, older.checked_bytes().len()), (fnv1a(&older.checked_bytes()), offset_of!(Header, check)));
         let sealed = |mut header: Header| {
             header.check = fnv1a(&header.checked_bytes());
             header
@@ -328,6 +369,13 @@ mod tests {
             (sealed(Header { input_bytes: 0, ..good }), len, "offsets"),
             (sealed(Header { input_bytes: u64::MAX, ..good }), len, "offsets"),
             (sealed(Header { features_required: 0, ..good }), len, "offsets"),
+            (sealed(Header { features_required: INPUTS, ..good }), len, "offsets"),
+            (sealed(Header { shapes_bytes: 0, ..good }), len, "offsets"),
+            (sealed(Header { shapes_bytes: 80, ..good }), len, "offsets"),
+            (sealed(Header { shapes_bytes: u64::MAX, ..good }), len, "offsets"),
+            (sealed(Header { shapes_at: good.shapes_at - 4096, ..good }), len, "offsets"),
+            (Header { shapes_at: good.shapes_at - 4096, ..good }, len, "check sum"),
+            (sealed(Header { shapes_bytes: 40, shapes_at: 4096, ..older }), len, "offsets"),
             (sealed(Header { cells: 65, ..good }), len, "offsets"),
             (sealed(Header { slot_stride: 64, ..good }), len, "64 bytes apart"),
             (good, len - 1, "cut short"),

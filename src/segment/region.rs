@@ -33,15 +33,14 @@ impl Segment {
         let fd = memory::memfd("lw_segment", header.total_bytes as usize)?;
         // Texts are left out: their pages come into being one by one, if ever.
         memory::reserve(fd.as_fd(), 0, header.texts_at as usize, "the segment")?;
-        let inputs = (header.inputs_at as usize, (header.total_bytes - header.inputs_at) as usize);
-        if header.input_bytes > 0 {
-            memory::reserve(fd.as_fd(), inputs.0, inputs.1, "the tickets' inputs")?;
-        }
+        let inputs = (header.inputs_at, u64::from(sizes.cells) * sizes.input_stride(), "the tickets' inputs");
+        let shapes = (header.shapes_at, u64::from(sizes.slots) * sizes.shapes_stride(), "the samples' shapes");
+        let parts = [inputs, shapes].map(|(at, len, what)| (at as usize, len as usize, what));
+        let parts = parts.iter().filter(|(_, len, _)| *len > 0);
+        parts.clone().try_for_each(|(at, len, what)| memory::reserve(fd.as_fd(), *at, *len, what))?;
         let mapping = Mapping::new(fd.as_fd(), header.total_bytes as usize)?;
         mapping.populate(0, header.texts_at as usize);
-        if header.input_bytes > 0 {
-            mapping.populate(inputs.0, inputs.1);
-        }
+        parts.for_each(|(at, len, _)| mapping.populate(*at, *len));
         // SAFETY: the mapping is page-aligned, longer than a header, and nobody else has its descriptor yet.
         unsafe { mapping.start().as_ptr().cast::<Header>().write(header) };
         let segment = Segment { mapping, header };
@@ -132,18 +131,28 @@ impl Segment {
     pub fn write_input(&self, cell: usize, data: &[u8]) {
         // A reader that sees any word below must also see that the cell left its earlier opening (pairs with the acquire fence of `Cell::ticket`).
         fence(Ordering::Release);
-        for (word, bytes) in self.input(cell).iter().zip(data.chunks(8)) {
-            let mut buffer = [0u8; 8];
-            buffer[..bytes.len()].copy_from_slice(bytes);
-            word.store(u64::from_le_bytes(buffer), Ordering::Relaxed);
-        }
+        store(self.input(cell), data);
     }
 
     /// Worker: copies the input of a cell. It is that of an opening only if `Cell::ticket` says so afterwards.
     pub fn read_input(&self, cell: usize, out: &mut [u8]) {
-        for (word, bytes) in self.input(cell).iter().zip(out.chunks_mut(8)) {
-            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes()[..bytes.len()]);
-        }
+        load(self.input(cell), out);
+    }
+
+    /// The place for the shapes of the sample in a slot, as words like a text's; none without [`super::layout::SHAPES`].
+    fn shapes(&self, slot: u32) -> &[AtomicU64] {
+        let stride = self.header.sizes().shapes_stride();
+        self.slice(self.header.shapes_at + u64::from(slot) * stride, (stride / 8) as u32)
+    }
+
+    /// Worker: writes the shapes of the sample in a WRITING slot of its own. That the slot is READY afterwards makes them visible with it.
+    pub fn write_shapes(&self, slot: u32, shapes: &[u8]) {
+        store(self.shapes(slot), shapes);
+    }
+
+    /// Student: copies the shapes of the sample in a slot that it reads: whatever a worker has written there.
+    pub fn read_shapes(&self, slot: u32, out: &mut [u8]) {
+        load(self.shapes(slot), out);
     }
 
     /// Writes an error's text beside a slot, cut at a character's border if it is too long; returns its length.
@@ -152,11 +161,7 @@ impl Segment {
         while !text.is_char_boundary(len) {
             len -= 1;
         }
-        for (word, bytes) in self.text(slot).iter().zip(text.as_bytes()[..len].chunks(8)) {
-            let mut buffer = [0u8; 8];
-            buffer[..bytes.len()].copy_from_slice(bytes);
-            word.store(u64::from_le_bytes(buffer), Ordering::Relaxed);
-        }
+        store(self.text(slot), &text.as_bytes()[..len]);
         len
     }
 
@@ -168,13 +173,39 @@ impl Segment {
     }
 }
 
+/// Writes bytes into words, as far as there are any.
+fn store(words: &[AtomicU64], data: &[u8]) {
+    for (word, bytes) in words.iter().zip(data.chunks(8)) {
+        let mut buffer = [0u8; 8];
+        buffer[..bytes.len()].copy_from_slice(bytes);
+        word.store(u64::from_le_bytes(buffer), Ordering::Relaxed);
+    }
+}
+
+/// Copies bytes out of words, as far as there are any.
+fn load(words: &[AtomicU64], out: &mut [u8]) {
+    for (word, bytes) in words.iter().zip(out.chunks_mut(8)) {
+        bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes()[..bytes.len()]);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_segment_opens_again_and_foreign_or_unsealed_memory_does_not() {
-        let sizes = Sizes { seats: 8, cells: 64, slots: 72, sample_bytes: 8, slot_stride: 64, layout_hash: 9, input_bytes: 13, input_hash: 4 };
+        let sizes = Sizes {
+            seats: 8,
+            cells: 64,
+            slots: 72,
+            sample_bytes: 8,
+            slot_stride: 64,
+            layout_hash: 9,
+            input_bytes: 13,
+            input_hash: 4,
+            shapes_bytes: 24,
+        };
         let (a, fd) = Segment::create(&sizes).unwrap();
         let b = Segment::open(fd.as_fd(), Some(9)).unwrap();
         assert_eq!(a.uuid(), b.uuid());
@@ -186,6 +217,12 @@ mod tests {
         let mut input = [0; 13];
         b.read_input(63, &mut input);
         assert_eq!(&input, b"thirteen byte");
+        b.write_shapes(71, b"twenty-four bytes, all..");
+        let mut shapes = [0; 24];
+        a.read_shapes(71, &mut shapes);
+        assert_eq!(&shapes, b"twenty-four bytes, all..");
+        a.read_shapes(70, &mut shapes);
+        assert_eq!(shapes, [0; 24]);
         let foreign = memory::memfd("other", 1 << 20).unwrap();
         assert!(Segment::open(foreign.as_fd(), None).err().unwrap().message.contains("not a segment"));
         let short = memory::memfd("short", 100).unwrap();

@@ -1,7 +1,9 @@
 //! What the exchange's tests share: a private folder with a broker in it, and payloads that prove where they come from.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
-use laneway::base::{DType, Layout, TensorSpec, mix};
+pub mod device;
+
+use laneway::base::{DType, Dim, Layout, TensorSpec, fnv1a, mix};
 use laneway::exchange::broker::{Broker, BrokerOptions};
 use laneway::exchange::endpoints::Endpoints;
 use laneway::exchange::message::{Model, StudentRole};
@@ -86,9 +88,124 @@ pub fn payload(lane: u64, step: u64, generation: u64, bytes: usize) -> Vec<u8> {
 /// Writes a task's payload, wherever it belongs.
 pub fn make(worker: &Worker, task: &Task) {
     match task.place {
+        _ if task.layout.is_ragged() => make_ragged(worker, task),
         Place::Host => fill(task),
         Place::Cuda(_) => worker.write(task.id, &payload(task.lane, task.step, task.generation, task.capacity)).unwrap(),
     }
+}
+
+/// A layout whose samples are as large as those of [`layout`] with [`WORDS`] words, so that the same workers make both, and each have lengths of their own.
+pub fn ragged() -> Arc<Layout> {
+    let spec = |name, dims: &[&str], dtype| TensorSpec::new(name, dims.iter().map(|d| d.parse::<Dim>().unwrap()), dtype);
+    let hidden = TensorSpec::new("hidden", [Dim::up_to("seq", 48).unwrap(), Dim::from(13)], DType::Float64);
+    let layout = Layout::new(vec![spec("tag", &[], DType::Int64), hidden, spec("top", &["seq<=48", "k<=5"], DType::Int16)]).unwrap();
+    assert_eq!((layout.nbytes() as u64, layout.shapes_start()), (WORDS * 8, 5568));
+    Arc::new(layout)
+}
+
+/// The lengths of a ticket's sample: each from none to all.
+pub fn lengths(lane: u64, step: u64, generation: u64) -> [(&'static str, u64); 2] {
+    let draw = expected(lane, step, generation, u64::MAX);
+    [("seq", draw % 49), ("k", (draw >> 32) % 6)]
+}
+
+/// The whole sample of a ticket, as it is to arrive.
+pub fn ragged_payload(layout: &Layout, lane: u64, step: u64, generation: u64) -> Vec<u8> {
+    let mut sample = payload(lane, step, generation, layout.nbytes());
+    let (tensors, shapes) = sample.split_at_mut(layout.shapes_start());
+    layout.begin(shapes);
+    lengths(lane, step, generation).iter().for_each(|(name, length)| layout.set_length(shapes, name, *length).unwrap());
+    layout.rests(shapes).unwrap().into_iter().for_each(|rest| tensors[rest].fill(0));
+    sample
+}
+
+/// Its tensors as a teacher writes them that leaves noise behind.
+pub fn noisy_tensors(task: &Task) -> Vec<u8> {
+    let mut sample = ragged_payload(&task.layout, task.lane, task.step, task.generation);
+    let (tensors, shapes) = sample.split_at_mut(task.layout.shapes_start());
+    task.layout.rests(shapes).unwrap().into_iter().for_each(|rest| tensors[rest].fill(0xEE));
+    sample.truncate(task.layout.shapes_start());
+    sample
+}
+
+/// Says the lengths of a task's sample.
+pub fn set_lengths(worker: &Worker, task: &Task) {
+    lengths(task.lane, task.step, task.generation).iter().for_each(|(name, length)| worker.set_length(task.id, name, *length).unwrap());
+}
+
+/// Lengths before the tensors, behind them, or with them.
+fn make_ragged(worker: &Worker, task: &Task) {
+    let tensors = noisy_tensors(task);
+    match task.step % 3 {
+        0 => {
+            set_lengths(worker, task);
+            worker.write(task.id, &tensors).unwrap();
+        }
+        1 => {
+            worker.write(task.id, &tensors).unwrap();
+            set_lengths(worker, task);
+        }
+        _ => {
+            let whole = ragged_payload(&task.layout, task.lane, task.step, task.generation);
+            worker.write(task.id, &[&tensors, &whole[tensors.len()..]].concat()).unwrap();
+        }
+    }
+}
+
+/// Checks a sample with lengths of its own, read to host memory, and gives what it is made of: its tensors' places and its shapes.
+pub fn check_ragged(student: &Student, layout: &Layout, sample: &Sample) -> Vec<u8> {
+    let mut read = vec![0; sample.len];
+    student.read(sample.slot, sample.serial, &mut read).unwrap();
+    let wanted = ragged_payload(layout, sample.lane, sample.step, sample.generation);
+    // What is between tensors is nobody's.
+    let places = layout.specs().iter().enumerate().map(|(i, spec)| layout.offset(i)..layout.offset(i) + spec.nbytes().unwrap());
+    let parts = |bytes: &[u8]| places.clone().chain([layout.shapes_start()..layout.nbytes()]).flat_map(|p| bytes[p].to_vec()).collect::<Vec<u8>>();
+    assert!(parts(&read) == parts(&wanted), "lane {} step {}", sample.lane, sample.step);
+    let beside = student.shapes(sample.slot, sample.serial).unwrap();
+    assert_eq!(beside.is_some(), sample.place != Place::Host);
+    assert!(beside.is_none_or(|shapes| *shapes.bytes() == wanted[layout.shapes_start()..]));
+    parts(&read)
+}
+
+/// The promises of [`suite`] for samples with lengths of their own. Gives a hash of all tickets and all that their samples are made of: the same for every medium.
+pub fn ragged_suite(room: &Room, medium: MediumChoice, open: impl Fn(u32) -> Worker) -> u64 {
+    let _broker = room.broker();
+    let layout = ragged();
+    let student = student(room, WORDS, |o| {
+        (o.slot_count, o.prefetch, o.max_batch, o.layout) = (6, 5, 3, layout.clone());
+        o.medium = medium;
+    });
+    let workers = [open(3), open(1)];
+    let mut all = Vec::new();
+    let mut add = |samples: &[Sample]| {
+        for sample in samples {
+            [sample.lane, sample.step, sample.seed, sample.generation].iter().for_each(|word| all.extend(word.to_le_bytes()));
+            all.extend(check_ragged(&student, &layout, sample));
+        }
+        student.release(&samples.iter().map(|s| (s.slot, s.serial)).collect::<Vec<_>>()).unwrap();
+    };
+    std::thread::scope(|s| {
+        workers.iter().for_each(|w| {
+            s.spawn(|| serve(w));
+        });
+        student.set_model(model("a"), patience()).unwrap();
+        for step in 0..150 {
+            let mut out = Vec::new();
+            student.next(1, &mut out, patience()).unwrap();
+            assert_eq!((out[0].step, out[0].generation), (step, 1));
+            add(&out);
+        }
+        student.set_model(model("b"), patience()).unwrap();
+        // More than there are slots for: some are private copies.
+        let mut held = Vec::new();
+        while held.len() < 20 {
+            student.next(20 - held.len(), &mut held, patience()).unwrap();
+        }
+        assert!(held.iter().any(|sample| sample.copied));
+        add(&held);
+        workers.iter().for_each(Worker::stop);
+    });
+    fnv1a(&all)
 }
 
 /// Checks every byte of a sample, wherever it lies.

@@ -48,6 +48,7 @@ impl Parts {
             layout_hash: layout(WORDS).hash(),
             input_bytes: 0,
             input_hash: 0,
+            shapes_bytes: 0,
         };
         let (segment, segment_fd) = Segment::create(&sizes).unwrap();
         let intro = StudentIntro {
@@ -162,6 +163,14 @@ fn a_worker_refuses_what_a_dishonest_student_hands_over_and_serves_the_honest_on
         ("seat 1 of that student is not this worker's", Box::new(|p| Parts { says: 1, ..p })),
         ("seat 4000000 of that student is not this worker's", Box::new(|p| Parts { says: 4_000_000, ..p })),
         ("shared memory is 512 bytes long and should be 2048", Box::new(|p| Parts { payload: memory::memfd("short", 512).ok(), ..p })),
+        (
+            "shapes of that student's samples have 0 bytes (24 in its segment)",
+            Box::new(|p| {
+                let (segment, segment_fd) = Segment::create(&Sizes { shapes_bytes: 24, ..p.segment.header().sizes() }).unwrap();
+                let intro = StudentIntro { uuid: Uuid(segment.uuid()), ..p.intro };
+                Parts { segment, segment_fd, intro, ..p }
+            }),
+        ),
         ("sent no descriptor for it", Box::new(|p| Parts { payload: None, ..p })),
         ("payload memory refused: it is not sealed", Box::new(|p| Parts { payload: Some(file_in(&room, "payload", 4096)), ..p })),
     ];

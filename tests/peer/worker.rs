@@ -44,6 +44,9 @@ pub struct WorkerRole {
     pub log: bool,
     /// Says each error that is logged.
     pub errors: bool,
+    /// Serves students of `common::ragged` on `common::device`.
+    #[cfg(feature = "kill-points")]
+    pub ragged: bool,
     /// Makes one sample, fails one, gives one back and ends; dies at that point.
     #[cfg(feature = "kill-points")]
     pub kill_at: Option<u64>,
@@ -67,6 +70,11 @@ pub fn play(role: WorkerRole) {
     options.layout = Some((*crate::common::layout(role.words)).clone());
     options.batch_size = role.batch.max(1);
     options.spin_us = role.spin_us.unwrap_or(options.spin_us);
+    #[cfg(feature = "kill-points")]
+    if role.ragged {
+        (options.layout, options.attach) =
+            (Some((*crate::common::ragged()).clone()), vec![Box::new(crate::common::device::AttachDevice("device")) as _]);
+    }
     #[cfg(feature = "kill-points")]
     if let Some(n) = role.kill_at {
         laneway::os::kill_points::arm(n);
@@ -180,7 +188,11 @@ fn fill_slowly(task: &Task, microseconds: u64) {
 fn one_of_each(worker: Worker) {
     let mut tasks = Vec::new();
     worker.take(1, &mut tasks, crate::common::patience()).unwrap();
-    for i in 0..tasks[0].capacity / 8 {
+    let ragged = tasks[0].layout.is_ragged();
+    if ragged {
+        crate::common::make(&worker, &tasks[0]);
+    }
+    for i in 0..if ragged { 0 } else { tasks[0].capacity / 8 } {
         laneway::os::kill_points::point();
         // SAFETY: the task's memory is `capacity` bytes, aligned to 64, and ours until commit.
         unsafe { tasks[0].data.cast::<u64>().add(i).write(crate::common::expected(tasks[0].lane, tasks[0].step, tasks[0].generation, i as u64)) };

@@ -3,7 +3,7 @@
 use crate::common::*;
 use crate::gpu::Gpu;
 use laneway::exchange::endpoints::Endpoints;
-use laneway::exchange::worker::{Worker, WorkerOptions};
+use laneway::exchange::worker::{Task, Worker, WorkerOptions};
 use laneway::medium::{MakeOn, MediumChoice, Place, Stream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -140,15 +140,20 @@ fn be_worker() {
         let mut read = Vec::new();
         let mut tasks = Vec::new();
         while worker.take(2, &mut tasks, patience()).is_ok() {
-            let bytes: Vec<_> = tasks.iter().map(|t| payload(t.lane, t.step, t.generation, t.capacity)).collect();
+            let bytes_of = |t: &Task| if t.layout.is_ragged() { noisy_tensors(t) } else { payload(t.lane, t.step, t.generation, t.capacity) };
+            let bytes: Vec<_> = tasks.iter().map(bytes_of).collect();
             let mut stream = Stream::NONE;
             for (task, bytes) in tasks.iter().zip(&bytes) {
                 match task.place {
-                    Place::Host => fill(task),
+                    Place::Host => make(&worker, task),
                     Place::Cuda(device) => {
                         let gpu = gpu.get_or_insert_with(|| Gpu::new(device));
                         gpu.upload(task.data, bytes);
                         stream = Stream(gpu.stream as usize);
+                        if task.layout.is_ragged() {
+                            // A teacher may know them only once all is queued.
+                            set_lengths(&worker, task);
+                        }
                     }
                 }
             }

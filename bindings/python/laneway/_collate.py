@@ -13,6 +13,9 @@ from ._ragged import name_of
 if TYPE_CHECKING:
     from .batch_config import BatchConfig, TensorSpec
 
+_CPU = 1
+"""``kDLCPU``."""
+
 PadTo = Literal["longest", "max"] | int | Mapping[str, Literal["longest", "max"] | int]
 
 
@@ -20,21 +23,25 @@ def collate(config: BatchConfig, samples: Sequence[Mapping[str, Any]], padding: 
     """See ``BatchConfig.collate``."""
     if not samples:
         raise ValueError("collate: there are no samples; expected at least one")
-    as_torch = any(_dtypes.is_tensor(value) for value in samples[0].values())
+    # Where the samples' tensors are, there is the batch.
+    device = next((value.device for value in samples[0].values() if _dtypes.is_tensor(value)), None)
+    for name, value in samples[0].items():
+        if not _dtypes.is_tensor(value) and hasattr(value, "__dlpack_device__") and value.__dlpack_device__()[0] != _CPU:
+            raise TypeError(f"collate: '{name}' is {value}, which only its device can copy: use framework=\"torch\", or collate what sample.read() gives")
     lengths = {name: [] for name in config.dims}  # type: dict[str, list[int]]
     for number, sample in enumerate(samples):
         for name, length in _lengths_of(config, sample, number).items():
             lengths[name].append(length)
     sizes = {name: _size(name, found, config.dims[name], pad_to) for name, found in lengths.items()}
-    batch = {spec.name: _stack(spec, [s[spec.name] for s in samples], sizes, _padding(config, padding, spec.name), as_torch) for spec in config.specs}
+    batch = {spec.name: _stack(spec, [s[spec.name] for s in samples], sizes, _padding(config, padding, spec.name), device) for spec in config.specs}
     for extra in samples[0]:
         if extra not in batch:  # tags of the dataset
-            batch[extra] = _as(np.asarray([sample[extra] for sample in samples]), as_torch)
+            batch[extra] = _as(np.asarray([sample[extra] for sample in samples]), device)
     for name, found in lengths.items():
         count = np.asarray(found, np.int64)
-        batch[f"{name}_lengths"] = _as(count, as_torch)
+        batch[f"{name}_lengths"] = _as(count, device)
         if masks:
-            batch[f"{name}_mask"] = _as(np.arange(sizes[name]) < count[:, None], as_torch)
+            batch[f"{name}_mask"] = _as(np.arange(sizes[name]) < count[:, None], device)
     return batch
 
 
@@ -72,13 +79,15 @@ def _padding(config: BatchConfig, padding: Any, name: str) -> Any:
     return padding.get(name, 0)
 
 
-def _stack(spec: TensorSpec, values: list[Any], sizes: Mapping[str, int], padding: Any, as_torch: bool) -> Any:
+def _stack(spec: TensorSpec, values: list[Any], sizes: Mapping[str, int], padding: Any, device: Any) -> Any:
     shape = tuple(size if isinstance(size, int) else sizes[str(name_of(size))] for size in spec.shape)
-    if as_torch:
+    if device is not None:
         torch = _dtypes.require_torch("collate")
-        batch = torch.full((len(values), *shape), padding, dtype=spec.torch_dtype) if spec.is_ragged else torch.empty(
-            (len(values), *shape), dtype=spec.torch_dtype
-        )
+        shape = (len(values), *shape)
+        if spec.is_ragged:
+            batch = torch.full(shape, padding, dtype=spec.torch_dtype, device=device)
+        else:
+            batch = torch.empty(shape, dtype=spec.torch_dtype, device=device)
     else:
         batch = np.full((len(values), *shape), padding, spec.numpy_dtype) if spec.is_ragged else np.empty((len(values), *shape), spec.numpy_dtype)
     for row, value in enumerate(values):
@@ -86,5 +95,5 @@ def _stack(spec: TensorSpec, values: list[Any], sizes: Mapping[str, int], paddin
     return batch
 
 
-def _as(array: np.ndarray, as_torch: bool) -> Any:
-    return _dtypes.require_torch("collate").from_numpy(array) if as_torch else array
+def _as(array: np.ndarray, device: Any) -> Any:
+    return array if device is None else _dtypes.require_torch("collate").from_numpy(array).to(device)

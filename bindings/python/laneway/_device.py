@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_uint32, c_void_p, py_object
 from typing import Any
 
 from . import _native, _structs
+from ._ragged import name_of
 from .batch_config import BatchConfig, TensorSpec
-from .errors import Unsupported
+from .errors import Status, Unsupported
 
 CUDA = 2
 """``kDLCUDA``."""
@@ -27,7 +28,8 @@ class DeviceTensor:
     What takes it shares its memory, without a copy, and keeps it. Its bytes are complete: no stream has to wait for any other.
 
     Attributes:
-        name, shape, dtype: as in the :class:`~laneway.TensorSpec`.
+        name, dtype: as in the :class:`~laneway.TensorSpec`.
+        shape: its sizes; where dimensions are ragged, those of this sample.
         device: the CUDA device's number in this process.
         pointer: its address there.
     """
@@ -35,7 +37,8 @@ class DeviceTensor:
     __slots__ = ("_export", "_keeps", "device", "dtype", "name", "pointer", "shape")
 
     def __init__(self, spec: TensorSpec, tensor: Any, export: Callable[[], int], keeps: Any) -> None:
-        self.name, self.shape, self.dtype = spec.name, spec.shape, spec.dtype
+        self.name, self.dtype = spec.name, spec.dtype
+        self.shape: tuple[int, ...] = tuple(tensor.shape[: tensor.ndim])
         self.device: int = tensor.device_id
         self.pointer: int = tensor.data or 0
         self._export, self._keeps = export, keeps
@@ -96,15 +99,19 @@ def student_tensors(handle: int, raw: bytes, config: BatchConfig, as_torch: bool
     return _tensors(lib.lw_student_tensor, lib.lw_student_dlpack, handle, raw, config, as_torch, keeps)
 
 
-def worker_tensors(handle: int, raw: bytes, config: BatchConfig, as_torch: bool) -> dict[str, Any]:
-    """The tensors of a task on a device, by name, to be written."""
+def worker_tensors(handle: int, raw: bytes, config: BatchConfig, as_torch: bool, lengths: Mapping[str, int]) -> dict[str, Any]:
+    """The tensors of a task on a device, by name, to be written: of those that are ragged, the ones whose ``lengths`` are set."""
     lib = _native.lib()
-    return _tensors(lib.lw_worker_tensor, lib.lw_worker_dlpack, handle, raw, config, as_torch, None)
+    return _tensors(lib.lw_worker_tensor, lib.lw_worker_dlpack, handle, raw, config, as_torch, None, lengths)
 
 
-def _tensors(describe: Any, export: Any, handle: int, raw: bytes, config: BatchConfig, as_torch: bool, keeps: Any) -> dict[str, Any]:
+def _tensors(
+    describe: Any, export: Any, handle: int, raw: bytes, config: BatchConfig, as_torch: bool, keeps: Any, lengths: Mapping[str, int] | None = None
+) -> dict[str, Any]:
     tensors: dict[str, Any] = {}
     for index, spec in enumerate(config.specs):
+        if lengths is not None and spec.is_ragged and not set(map(name_of, spec.shape)) - {None} <= lengths.keys():
+            continue
         tensor = _structs.Tensor()
         _native.check(describe(handle, raw, index, ctypes.byref(tensor)))
 
@@ -130,11 +137,12 @@ def _to_torch(tensor: DeviceTensor) -> Any:
     return torch.from_dlpack(tensor)
 
 
-def device_of(describe: Any, handle: int, raw: bytes) -> int:
-    """The number of the device that a sample or task is on."""
+def device_of(handle: int, raw: bytes, config: BatchConfig) -> int | None:
+    """The number of the device that a task is on; None if there is no tensor of it, since no length was set."""
     tensor = _structs.Tensor()
-    _native.check(describe(handle, raw, 0, ctypes.byref(tensor)))
-    return int(tensor.device_id)
+    describe = _native.lib().lw_worker_tensor
+    found = any(describe(handle, raw, index, ctypes.byref(tensor)) == Status.OK for index in range(len(config.specs)))
+    return int(tensor.device_id) if found else None
 
 
 def current_stream(device: int) -> int | None:

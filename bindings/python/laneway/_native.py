@@ -93,6 +93,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "lw_worker_commit": (_status, [_handle, c_void_p, c_void_p, c_size_t, c_void_p, POINTER(c_uint32)]),
     "lw_worker_tensor": (_status, [_handle, c_void_p, c_size_t, POINTER(s.Tensor)]),
     "lw_worker_dlpack": (_status, [_handle, c_void_p, c_size_t, _out]),
+    "lw_worker_set_length": (_status, [_handle, c_void_p, c_char_p, c_uint64]),
     "lw_worker_write": (_status, [_handle, c_void_p, c_void_p, c_size_t]),
     "lw_worker_fail": (_status, [_handle, c_void_p, c_char_p, c_size_t]),
     "lw_worker_generation": (c_uint64, [_handle]),

@@ -1,7 +1,8 @@
 """Dimensions that each sample has its own length of: ``"seq<=2048"`` in a shape.
 
 The true shapes travel with the sample. Behind its last tensor, at a multiple of 64 bytes, lie the sizes of each ragged tensor, in order, as
-little-endian 64-bit integers; the tensors themselves lie at their usual offsets, row-major in their true shape.
+little-endian 64-bit integers; the tensors themselves lie at their usual offsets, row-major in their true shape. (Where the tensors are on a device, the library
+keeps the sizes beside them, in host memory, and puts them there when the sample is read.)
 """
 
 from __future__ import annotations
@@ -74,13 +75,17 @@ class Shapes:
         sizes = [most if name is None else lengths[name] for _, axes in self.tensors.values() for name, most in axes]
         np.ndarray((self.count,), "<i8", table)[:] = sizes
 
-    def set(self, buffer: Any, lengths: Mapping[str, int]) -> None:
-        """Writes the lengths of dimensions; a ValueError names one that is not known or too great."""
+    def check(self, lengths: Mapping[str, int]) -> None:
+        """A ValueError that names a dimension that is not known, or a length that is too great."""
         for name, length in lengths.items():
             if name not in self.maxima:
                 raise ValueError(f"no ragged dimension is called '{name}'; there are: {', '.join(self.maxima) or 'none'}")
             if not 0 <= length <= self.maxima[name]:
                 raise ValueError(f"length {length} of dimension '{name}': expected 0 to {self.maxima[name]}")
+
+    def set(self, buffer: Any, lengths: Mapping[str, int]) -> None:
+        """Writes the lengths of dimensions, as :meth:`check` knows them."""
+        self.check(lengths)
         table = self.table(buffer)
         for at, axes in self.tensors.values():
             for axis, (name, _) in enumerate(axes):

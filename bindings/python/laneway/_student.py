@@ -110,7 +110,6 @@ class OpenStudent:
         self.pid = os.getpid()
         self._forks = forks()
         self._cuda = options.medium == "cuda"
-        self._device: int | None = None
         lib = _native.lib()
         # Who uses it, where that is one object: without it, it is closed.
         self.user: weakref.ref[Any] | None = None
@@ -264,9 +263,7 @@ class OpenStudent:
     def _stream(self, raw: bytes) -> int | None:
         if not self.is_on_device(raw):
             return None
-        if self._device is None:
-            self._device = _device.device_of(_native.lib().lw_student_tensor, self._handle, raw)
-        return _device.current_stream(self._device)
+        return _device.current_stream(self.options.cuda.device)
 
     def set_model(self, model_id: str, config: str | None, timeout_s: float) -> int:
         """Raises the generation; returns the new one."""

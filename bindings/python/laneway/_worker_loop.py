@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_size_t, c_void_p
 from dataclasses import dataclass
 from typing import Any
@@ -68,7 +68,8 @@ class Task:
     What the memory holds at first is undefined.
 
     ``task["x"] = array`` copies a whole tensor, of any framework, and checks its shape and dtype. Where dimensions are ragged this gives the sample its
-    lengths; or :meth:`set_length` does, and the tensors can then be written in place. A sample whose lengths were not set fails its task.
+    lengths; or :meth:`set_length` does, before or after the tensors are written. A sample whose lengths were not set fails its task. Where the tensors are on a
+    device, so is what is copied, and the lengths are set at once: nothing waits for the device.
 
     Attributes:
         lane, step: which sample it is: number ``step`` of stream ``lane``.
@@ -83,7 +84,9 @@ class Task:
         "_address",
         "_index",
         "_inputs",
+        "_lengths",
         "_loop",
+        "_raw",
         "attempt",
         "generation",
         "lane",
@@ -102,7 +105,10 @@ class Task:
     model_id: str
     model_cfg: dict[str, Any] | None
     tensors: dict[str, Any]
+    # None on a device: then the task's own bytes, by which the library knows it, and the lengths that it was given.
     _address: int | None
+    _raw: bytes
+    _lengths: dict[str, int]
     _loop: WorkerLoop
 
     _inputs: Inputs
@@ -118,9 +124,10 @@ class Task:
 
     def __setitem__(self, name: str, value: Any) -> None:
         if self._address is None:
+            self._loop.set_lengths(self, self._loop.config.lengths_with(self._lengths, name, tuple(value.shape)))
             target = self[name]
-            if tuple(value.shape) != tuple(target.shape):
-                raise ValueError(f"task[{name!r}] has shape {tuple(value.shape)}; expected {tuple(target.shape)}")
+            if isinstance(target, _device.DeviceTensor):
+                raise TypeError(f"task[{name!r}] is {target}, which only its device can write: copy to its pointer, or give it to a library that takes DLPack")
             target.copy_(value)
             return
         config, buffer = self._loop.config, self._loop.buffer(self._address)
@@ -129,13 +136,15 @@ class Task:
             self.tensors = self._loop.views_of_lengths(self._address)
 
     def set_length(self, **lengths: int) -> dict[str, Any]:
-        """Sets the lengths of ragged dimensions, ``set_length(seq=17)``, and returns :attr:`tensors`: views of the true shapes, to be written.
+        """Sets the lengths of ragged dimensions, ``set_length(seq=17)``, and returns :attr:`tensors`: views of the true shapes, to be written. What was written
+        before stays: a tensor is row-major in its true shape.
 
         Raises:
             ValueError: a dimension that is not known, or a length beyond its maximum.
         """
         if self._address is None:
-            raise ValueError("set_length: this sample is made on a device, where no dimension is ragged")
+            self._loop.set_lengths(self, lengths)
+            return self.tensors
         self._loop.config.set_lengths(self._loop.buffer(self._address), lengths)
         self.tensors = self._loop.views_of_lengths(self._address)
         return self.tensors
@@ -362,16 +371,26 @@ class WorkerLoop:
         """Views of all tensors whose lengths are set."""
         return self.config.views(self.buffer(address), _dtypes.use_torch(self._options.framework))
 
+    def set_lengths(self, task: Task, lengths: Mapping[str, int]) -> None:
+        """Sets lengths of a task on a device, and its :attr:`~Task.tensors` to those whose lengths are known."""
+        self.config.check_lengths(lengths)
+        fresh = {name: int(length) for name, length in lengths.items() if task._lengths.get(name) != length}
+        if not fresh:
+            return
+        assert self._handle is not None
+        for name, length in fresh.items():
+            _native.check(_native.lib().lw_worker_set_length(self._handle, task._raw, name.encode(), length))
+        task._lengths |= fresh
+        task.tensors = _device.worker_tensors(self._handle, task._raw, self.config, self._as_torch, task._lengths)
+
     def _on_device(self, task: Task, raw: bytes, index: int) -> int:
         """Makes the tensors of a task on a device, which keep its memory mapped and are not kept here. Returns what :meth:`_write` takes for its address."""
         own = raw[index * _TASK_SIZE : (index + 1) * _TASK_SIZE]
         assert self._handle is not None
         config = self._options.config
         with_tensors = self._options.fill_fn is not None and config is not None
-        task.tensors = _device.worker_tensors(self._handle, own, config, self._as_torch) if with_tensors and config is not None else {}
-        if index == 0 and with_tensors:
-            # Its tasks are published once what the function queues on this stream is done.
-            self._stream = _device.current_stream(_device.device_of(_native.lib().lw_worker_tensor, self._handle, own))
+        task._raw, task._lengths = own, {}
+        task.tensors = _device.worker_tensors(self._handle, own, config, self._as_torch, {}) if with_tensors and config is not None else {}
         self._raw_tasks[index] = own
         return -1 - index
 
@@ -389,6 +408,10 @@ class WorkerLoop:
         memoryview((ctypes.c_char * self._size).from_address(address)).cast("B")[:] = view
 
     def _commit(self, raw: bytes, count: int) -> None:
+        if self._raw_tasks and self._options.fill_fn is not None and self._options.config is not None and self._handle is not None:
+            # Its tasks are published once what the function has queued on this stream is done.
+            device = _device.device_of(self._handle, self._raw_tasks[0], self._options.config)
+            self._stream = None if device is None else _device.current_stream(device)
         status = self._lw_commit(self._handle, raw, None, count, self._stream, None)
         if status == Status.TASK_FAILED:
             # What a sample does not fulfil has failed its task and was logged by the library; the others are on their way.

@@ -334,6 +334,19 @@ class BatchConfig:
         """Writes lengths of ragged dimensions into a sample that is being made. What :meth:`laneway.Task.set_length` does."""
         self._shapes.set(buffer, lengths)
 
+    def check_lengths(self, lengths: Mapping[str, int]) -> None:
+        """A ValueError that says which of these lengths of ragged dimensions cannot be a sample's."""
+        self._shapes.check(lengths)
+
+    def lengths_with(self, lengths: Mapping[str, int], name: str, shape: tuple[int, ...]) -> dict[str, int]:
+        """The lengths of a sample that is being made, once a tensor of that shape is in it, too; a ValueError if it does not fit, or another tensor has set one otherwise."""
+        index = self._find(name)
+        if not self._specs[index].admits(shape):
+            raise ValueError(f"'{name}' has shape {shape}; expected {self._specs[index].shape}")
+        known = dict(lengths)
+        self._shapes.learn(index, name, shape, known)
+        return known
+
     def place(self, buffer: Any, name: str, value: Any) -> dict[str, int]:
         """Copies one tensor into a sample that is being made, as :meth:`encode` checks it, and returns the lengths that it gave the sample.
 

@@ -20,6 +20,8 @@ import pytest
 from laneway import BatchConfig, DeviceTensor, DistillIterableDataset, StudentClient, TensorSpec, Worker, setup_logging
 from laneway.errors import Forked, LanewayError, NotFound, TaskError, Unsupported
 
+from peers import LENGTHS, RAGGED, ragged_sample
+
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 
 CONFIG = BatchConfig([TensorSpec("x", (1024,), "float32"), TensorSpec("n", (), "int64")])
@@ -48,6 +50,56 @@ def teacher() -> None:
     _run(Worker(fill_fn=fill, batch_config=CONFIG, batch_size=2, framework="numpy", device="student"))
 
 
+def ragged_teacher() -> None:
+    """Fills tensors of different lengths on the student's device, and says how long they are once all is queued."""
+    from gpu_driver import Gpu
+
+    gpu = Gpu()
+    kept = []  # what is being copied must stay until it is
+
+    def fill(tasks: list) -> None:
+        kept.clear()
+        for task in tasks:
+            sample = ragged_sample(task.step)
+            assert set(task.tensors) == {"tag"}, "whatever has no length yet has no shape"
+            with pytest.raises(ValueError, match=r"'ids' has shape .* no length yet: call task.set_length\(seq=…\)"):
+                task["ids"]
+            for wrong, message in (({"seq": 8}, "expected 0 to 7"), ({"k": 1}, "no ragged dimension is called 'k'; there are: seq")):
+                with pytest.raises(ValueError, match=message):
+                    task.set_length(**wrong)
+            with pytest.raises(TypeError, match="only its device can write"):
+                task["tag"] = np.array(0)
+            with pytest.raises(ValueError, match=r"'ids' has shape \(8, 4\)"):
+                task["ids"] = np.zeros((8, 4), np.int32)
+            # A tensor begins where it does, however long it is.
+            views = task.set_length(seq=7)
+            noise = np.full((7, 4), -1, np.int32)
+            kept.append(noise)
+            gpu.upload(views["ids"].pointer, noise)
+            for name, value in sample.items():
+                kept.append(value)
+                gpu.upload(views[name].pointer, value)
+            shapes = {name: tensor.shape for name, tensor in task.set_length(seq=len(sample["ids"])).items()}
+            assert shapes == {name: value.shape for name, value in sample.items()}, shapes
+
+    _run(Worker(fill_fn=fill, batch_config=RAGGED, batch_size=2, framework="numpy", device="student"))
+
+
+def ragged_stranger() -> None:
+    """A teacher that knows nothing of devices: it fills arrays of the host as for any student."""
+    def fill(tasks: list) -> None:
+        for task in tasks:
+            for name, value in ragged_sample(task.step).items():
+                task[name] = value
+
+    _run(Worker(fill_fn=fill, batch_config=RAGGED, framework="numpy"))
+
+
+def ragged_generator() -> None:
+    """One that returns the bytes of a sample on the student's device."""
+    _run(Worker(fill_fn=lambda tasks: [RAGGED.encode(**ragged_sample(t.step)) for t in tasks], batch_config=RAGGED, framework="numpy", device="student"))
+
+
 def stranger() -> None:
     """A teacher that knows nothing of devices: it returns bytes."""
     _run(Worker(lambda model, cfg: CONFIG.encode(x=np.full(1024, 7, np.float32), n=np.array(7)), CONFIG.nbytes()))
@@ -64,8 +116,8 @@ def _run(worker: Worker) -> None:
     worker.run()
 
 
-def client(**options: object) -> StudentClient:
-    made = StudentClient(0, 4, CONFIG, medium="cuda", device=0, max_workers=2, max_batch=2, **{"framework": "numpy", **options})
+def client(config: BatchConfig = CONFIG, **options: object) -> StudentClient:
+    made = StudentClient(0, 4, config, medium="cuda", device=0, max_workers=2, max_batch=2, **{"framework": "numpy", **options})
     made.set_model("m")
     return made
 
@@ -113,6 +165,33 @@ def samples_are_tensors_of_the_device() -> None:
         wait_until(lambda: student.stats["held"] == 1)
         sample.release(stream=1)
         wait_until(lambda: student.stats["held"] == 0)
+
+
+def samples_on_the_device_have_lengths_of_their_own() -> None:
+    with client(RAGGED, prefetch=2) as student:
+        held = []
+        for step in range(12):
+            sample = student.request_sample(60_000)
+            want = ragged_sample(step)
+            assert sample.on_device and sample.step == step
+            assert {name: tensor.shape for name, tensor in sample.tensors.items()} == {name: value.shape for name, value in want.items()}
+            data = sample.read()
+            assert RAGGED.lengths(data) == {"seq": len(want["ids"])}
+            got = RAGGED.decode(data, framework="numpy")
+            assert (got["ids"] == want["ids"]).all() and (got["logits"].view(np.uint16) == want["logits"]).all() and got["tag"] == step
+            # What is left of the tensors' places is zero, as in host memory.
+            for offset, spec, value in zip(RAGGED.offsets, RAGGED.specs, want.values(), strict=True):
+                assert not any(data[offset + value.nbytes : offset + spec.nbytes])
+            capsule = sample["logits"].__dlpack__(max_version=(1, 0))
+            managed = Managed.from_address(pointer_of(capsule))
+            assert (managed.device_type, managed.ndim, managed.shape[0], managed.shape[1]) == (2, 2, len(want["ids"]), 4)
+            del capsule
+            held.append(sample)  # more than there are slots: the later ones are copies, with lengths all the same
+        assert held[-1].copied
+        with pytest.raises(TypeError, match=r"collate: 'ids' is DeviceTensor.*framework"):
+            RAGGED.collate([sample.tensors for sample in held])
+        batch = RAGGED.collate([RAGGED.decode(sample.read(), framework="numpy") for sample in held[:4]])
+        assert batch["seq_lengths"].tolist() == list(LENGTHS)
 
 
 def dlpack_shares_the_tensor_and_keeps_its_slot() -> None:

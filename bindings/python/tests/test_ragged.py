@@ -108,6 +108,20 @@ def test_a_batch_has_lengths_and_masks():
         RAGGED.collate([])
 
 
+def test_a_batch_is_where_its_samples_are():
+    """Here on torch's device without memory: shapes and places are all that can be seen."""
+    samples = [{name: value.to("meta") for name, value in RAGGED.decode(RAGGED.encode(**ragged_sample(step))).items()} for step in range(4)]
+    batch = RAGGED.collate([{**sample, "_step": step} for step, sample in enumerate(samples)])
+    assert {name: (tuple(value.shape), value.device.type) for name, value in batch.items()} == {
+        "ids": ((4, 7, 4), "meta"),
+        "logits": ((4, 7, 4), "meta"),
+        "tag": ((4,), "meta"),
+        "seq_lengths": ((4,), "meta"),
+        "seq_mask": ((4, 7), "meta"),
+        "_step": ((4,), "meta"),
+    }
+
+
 @pytest.mark.parametrize("lengths", [(0, 1, 7), (0, 0), (7,)])
 @pytest.mark.parametrize("ragged_k", [False, True])
 def test_top_k_logits_of_different_lengths_give_gradients_that_are_numbers(lengths, ragged_k):

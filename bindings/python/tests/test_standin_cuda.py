@@ -38,6 +38,9 @@ def standin_house(house, stand_in):
     ("promise", "worker"),
     [
         ("samples_are_tensors_of_the_device", "teacher"),
+        ("samples_on_the_device_have_lengths_of_their_own", "ragged_teacher"),
+        ("samples_on_the_device_have_lengths_of_their_own", "ragged_stranger"),
+        ("samples_on_the_device_have_lengths_of_their_own", "ragged_generator"),
         ("dlpack_shares_the_tensor_and_keeps_its_slot", "teacher"),
         ("a_dataset_yields_tensors_of_the_device", "teacher"),
         ("bytes_of_a_generator_arrive", "stranger"),
@@ -77,7 +80,7 @@ def test_the_gpu_check_runs_on_the_stand_in_from_a_clean_checkout_and_says_that_
     assert run.stdout.startswith("STAND-IN DRIVER, NO GPU")
     found = json.loads(out.read_text())
     outcomes = {name: step["passed"] for name, step in found["steps"].items()}
-    assert found["stand_in"] is True and len(outcomes) == 14 and outcomes.pop("to_device") is None and all(outcomes.values()), outcomes
+    assert found["stand_in"] is True and len(outcomes) == 15 and outcomes.pop("to_device") is None and all(outcomes.values()), outcomes
     seen = found["steps"]["permuted_devices"]["worker_sees"].split(",")
     assert len(seen) == 2 and seen == sorted(seen, reverse=True), seen
     assert found["steps"]["overlap"]["most_pending"] >= 2

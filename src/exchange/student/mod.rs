@@ -165,11 +165,11 @@ impl Student {
             layout_hash: options.layout.hash(),
             input_bytes: options.input.as_ref().map_or(0, |l| l.nbytes() as u64),
             input_hash: options.input.as_ref().map_or(0, |l| l.hash()),
+            shapes_bytes: 0,
         };
         let mut options = options;
         let choice = std::mem::replace(&mut options.medium, crate::medium::MediumChoice::Shm);
         let medium = Owned::new(choice.create(slots, options.layout.nbytes())?);
-        crate::medium::check_ragged(&**medium, options.layout.is_ragged())?;
         let slots = slots.min(medium.slot_count());
         if slots <= options.slot_count {
             let message = format!(
@@ -183,7 +183,9 @@ impl Student {
             return Err(Error::invalid(message));
         }
         medium.reserve(options.slot_count)?;
-        let (segment, segment_fd) = Segment::create(&Sizes { slots, slot_stride: medium.slot_stride() as u64, ..sizes })?;
+        // What is behind the tensors on a device could not be looked at without a copy.
+        let shapes_bytes = if medium.place() == Place::Host { 0 } else { options.layout.shapes_bytes() as u64 };
+        let (segment, segment_fd) = Segment::create(&Sizes { slots, slot_stride: medium.slot_stride() as u64, shapes_bytes, ..sizes })?;
         segment.hot().active_slots.0.store(options.slot_count, Ordering::Release);
         let payload = medium.share().map(|fd| fd.try_clone_to_owned()).transpose().map_err(|e| Error::io("duplicating a descriptor", e))?;
         if options.embedded_broker {

@@ -1,8 +1,10 @@
 //! References to samples: kept, read and given back.
 
+use super::held::Shapes;
 use super::{Inner, Reaper, Sample, Student, held};
 use crate::base::{Error, Result};
 use crate::medium::{Place, Stream};
+use crate::os::memory::AlignedBuf;
 use crate::os::process;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -23,10 +25,7 @@ impl Hold {
 
     /// Copies bytes of the sample from `offset` on.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
-        match self.slot & held::COPY {
-            0 => self.inner.medium.read_at(self.slot, offset, out),
-            _ => self.inner.held.read_copy(self.slot, self.serial, offset, out),
-        }
+        self.inner.read(self.slot, self.serial, offset, out)
     }
 }
 
@@ -76,14 +75,17 @@ impl Student {
         if out.len() > have {
             return Err(Error::invalid(format!("{} bytes were asked for and a sample has {have}", out.len())));
         }
-        if slot & held::COPY != 0 {
-            return self.inner.held.with_copy(slot, serial, |copy| copy.read(out));
-        }
         // A reference of its own: nobody can free the slot meanwhile.
         self.inner.retain(slot, serial)?;
-        let read = self.inner.medium.read(slot, out);
+        let read = self.inner.read(slot, serial, 0, out);
         self.inner.release(slot, serial)?;
         read
+    }
+
+    /// The shapes ([`crate::base::Layout::shapes_start`]) of a sample that is held, if it has any and is on a device, where they do not lie behind its tensors: they
+    /// stay where they are for as long as it is held. Whatever its worker said: [`crate::base::Layout::shape`] says whether it may be.
+    pub fn shapes(&self, slot: u32, serial: u64) -> Result<Shapes> {
+        self.inner.held.shapes(slot, serial)
     }
 
     /// Where samples lie.
@@ -118,6 +120,41 @@ impl Student {
 }
 
 impl Inner {
+    /// Copies bytes of a sample, of which the caller has a reference, from `offset` on: its tensors from where it lies, and its shapes from where they do.
+    fn read(&self, slot: u32, serial: u64, offset: usize, out: &mut [u8]) -> Result<()> {
+        let shapes = if self.shapes_are_beside() { self.held.shapes(slot, serial)? } else { None };
+        let Some(shapes) = shapes else { return self.read_medium(slot, serial, offset, out) };
+        let layout = &self.options.layout;
+        if offset.checked_add(out.len()).is_none_or(|end| end > layout.nbytes()) {
+            return Err(Error::invalid(format!("bytes {offset}+{} of a sample of {}", out.len(), layout.nbytes())));
+        }
+        let (tensors, behind) = out.split_at_mut(layout.shapes_start().saturating_sub(offset).min(out.len()));
+        behind.copy_from_slice(&shapes.bytes()[offset.saturating_sub(layout.shapes_start())..][..behind.len()]);
+        if tensors.is_empty() { Ok(()) } else { self.read_medium(slot, serial, offset, tensors) }
+    }
+
+    fn read_medium(&self, slot: u32, serial: u64, offset: usize, out: &mut [u8]) -> Result<()> {
+        match (slot & held::COPY, offset) {
+            (0, 0) => self.medium.read(slot, out),
+            (0, _) => self.medium.read_at(slot, offset, out),
+            _ => self.held.read_copy(slot, serial, offset, out),
+        }
+    }
+
+    /// Whether the shapes of samples lie in the segment, beside the samples.
+    pub(super) fn shapes_are_beside(&self) -> bool {
+        self.segment.header().shapes_bytes > 0
+    }
+
+    /// A copy of the shapes in a slot that is READING, if they lie there.
+    pub(super) fn copy_shapes(&self, slot: u32) -> Shapes {
+        self.shapes_are_beside().then(|| {
+            let mut shapes = AlignedBuf::new(self.options.layout.shapes_bytes());
+            self.segment.read_shapes(slot, shapes.bytes_mut());
+            Arc::new(shapes)
+        })
+    }
+
     pub(super) fn retain(&self, slot: u32, serial: u64) -> Result<()> {
         self.held.retain(slot, serial)
     }

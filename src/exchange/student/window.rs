@@ -328,10 +328,11 @@ impl Window {
                 self.pending_failure(inner, position, &ticket, e, out.len() > before)?;
                 continue;
             }
+            let shapes = inner.copy_shapes(slot);
             // A window of one ticket must remain beside the views.
             let view = inner.medium.slot(slot).filter(|_| inner.held.count() + 1 < inner.options.slot_count);
             let (name, serial, data) = match view {
-                Some(data) => (slot, inner.held.hold(slot), data.as_ptr().cast_const()),
+                Some(data) => (slot, inner.held.hold(slot, shapes), data.as_ptr().cast_const()),
                 None => {
                     let copy = inner.medium.copy(slot, len);
                     inner.segment.slots()[slot as usize].let_go();
@@ -344,7 +345,7 @@ impl Window {
                     };
                     inner.stats.copied.fetch_add(1, Ordering::Relaxed);
                     let data = copy.start().cast_const();
-                    let (name, serial) = inner.held.hold_copy(copy);
+                    let (name, serial) = inner.held.hold_copy(copy, shapes);
                     (name, serial, data)
                 }
             };

@@ -3,7 +3,7 @@
 use super::Input;
 use crate::base::{Error, Layout, Result, Status};
 use crate::exchange::message::StudentIntro;
-use crate::medium::{self, Attach, MakeOn, Medium};
+use crate::medium::{self, Attach, MakeOn, Medium, Place};
 use crate::os::clock::{self, Nanos};
 use crate::os::memory::AlignedBuf;
 use crate::os::process;
@@ -101,10 +101,28 @@ impl Attachment {
             let message = format!("samples of that student have {layout} bytes ({segment} in its segment) and this worker makes {slot_size}");
             return Err(Error::new(Status::LayoutMismatch, message));
         }
+        if header.shapes_bytes != 0 && header.shapes_bytes != layout.shapes_bytes() as u64 {
+            let (segment, layout) = (header.shapes_bytes, layout.shapes_bytes());
+            return Err(Error::new(
+                Status::LayoutMismatch,
+                format!("shapes of that student's samples have {layout} bytes ({segment} in its segment)"),
+            ));
+        }
         let medium =
             medium::attach(custom, &student.medium.kind, &student.medium.buf_name, payload, header.slots, header.slot_stride as usize, make_on)?;
-        medium::check_ragged(&*medium, layout.is_ragged())?;
+        if layout.is_ragged() && header.shapes_bytes == 0 && medium.place() != Place::Host {
+            let message = format!(
+                "the student reads the lengths of ragged dimensions in its samples' bytes, in host memory, and medium '{}' gives them on a device here",
+                medium.kind()
+            );
+            return Err(Error::new(Status::Unsupported, message));
+        }
         Ok(medium)
+    }
+
+    /// Whether the shapes of samples lie in the segment, beside the samples.
+    pub fn shapes_are_beside(&self) -> bool {
+        self.segment.header().shapes_bytes > 0
     }
 
     /// Lets go of the student's memory and leaves the seat: the last that is done here. Where it cannot let go, the seat is left by this process's end.

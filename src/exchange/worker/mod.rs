@@ -266,6 +266,13 @@ impl Worker {
         self.inner.set_length(task, dimension, length)
     }
 
+    /// Looks at the shapes ([`Layout::shapes_start`]) of a task in hand that is made on a device: they stay where they are until it is committed or failed.
+    /// `None` if they lie behind its tensors, in its memory, or no dimension is ragged.
+    pub fn with_shapes<T>(&self, task: u64, look: impl FnOnce(&[u8]) -> T) -> Result<Option<T>> {
+        self.check()?;
+        self.inner.with_shapes(task, look)
+    }
+
     /// Gives a task up; the text (up to 16 KiB of it) reaches the student, which has it tried again or delivers the failure.
     pub fn fail(&self, task: u64, text: &str) -> Result<()> {
         self.check()?;

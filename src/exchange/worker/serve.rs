@@ -11,6 +11,7 @@ use crate::exchange::message::Model;
 use crate::medium::{Buffer, Place, cuda};
 use crate::os::clock::{self, Nanos};
 use crate::os::futex;
+use crate::os::memory::AlignedBuf;
 use crate::segment::cell::CellState;
 use crate::segment::slot::SlotWord;
 use std::sync::atomic::Ordering;
@@ -294,6 +295,7 @@ impl Serve {
             };
             self.next_id += 1;
             let id = self.next_id;
+            let (is_ragged, place) = (attachment.layout.is_ragged(), attachment.medium.place());
             let mut task = InHand {
                 id,
                 attachment: attachment.clone(),
@@ -307,11 +309,10 @@ impl Serve {
                 claimed_at: now,
                 together: 1,
                 scratch,
+                shapes: (is_ragged && place != Place::Host).then(|| AlignedBuf::new(attachment.layout.shapes_bytes())),
             };
-            if attachment.layout.is_ragged()
-                && let Some(sample) = task.sample()
-            {
-                attachment.layout.begin(sample);
+            if let Some(shapes) = if is_ragged { task.shapes() } else { None } {
+                attachment.layout.begin(shapes);
             }
             self.tasks.push(task);
             out.push(Task {
@@ -325,7 +326,7 @@ impl Serve {
                 layout: attachment.layout.clone(),
                 input,
                 data,
-                place: attachment.medium.place(),
+                place,
                 capacity,
             });
         }

@@ -13,6 +13,7 @@ use crate::segment::payload::writing_bytes;
 use crate::segment::slot::{Content, SlotWord};
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -33,6 +34,8 @@ pub struct InHand {
     pub together: u64,
     /// For mediums whose slots have no address here: the sample is made here and brought to its slot at commit.
     pub scratch: Option<Arc<Buffer>>,
+    /// The shapes of a sample with ragged dimensions that is made on a device, where its bytes cannot be looked at. Others have theirs behind their tensors.
+    pub shapes: Option<AlignedBuf>,
 }
 
 impl InHand {
@@ -51,6 +54,32 @@ impl InHand {
         writing_bytes(&self.attachment.segment.slots()[self.slot as usize], self.slot_word, start, bytes)
     }
 
+    /// The shapes of the sample as far as they are set, wherever they are; `None` as for [`InHand::sample`].
+    pub fn shapes(&mut self) -> Option<&mut [u8]> {
+        if self.shapes.is_some() {
+            return self.shapes.as_mut().map(AlignedBuf::bytes_mut);
+        }
+        let start = self.attachment.layout.shapes_start();
+        self.sample().map(|sample| &mut sample[start..])
+    }
+
+    /// Writes the shapes to where the student looks for them, if that is beside the sample.
+    fn tell_shapes(&mut self) {
+        if !self.attachment.shapes_are_beside() {
+            return;
+        }
+        let (attachment, slot) = (self.attachment.clone(), self.slot);
+        let is_ours = attachment.segment.slots()[slot as usize].word() == self.slot_word;
+        if let Some(shapes) = if is_ours { self.shapes() } else { None } {
+            attachment.segment.write_shapes(slot, shapes);
+        }
+    }
+
+    /// What is to be zero of a sample on a device.
+    fn rests(&self) -> Result<Vec<Range<usize>>> {
+        self.shapes.as_ref().map_or(Ok(Vec::new()), |shapes| self.attachment.layout.rests(shapes.bytes()))
+    }
+
     /// Whether its ticket still waits for a sample.
     fn is_wanted(&self) -> bool {
         let word = self.attachment.segment.cells()[self.cell as usize].word();
@@ -61,6 +90,11 @@ impl InHand {
     fn finish(&mut self) -> Result<()> {
         let layout = self.attachment.layout.clone();
         self.sample().map_or(Ok(()), |sample| layout.finish(sample))
+    }
+
+    /// What is wrong with the lengths of a sample on a device.
+    fn wrong_lengths(&self) -> Option<Error> {
+        self.shapes.as_ref().and_then(|shapes| self.attachment.layout.lengths(shapes.bytes()).err())
     }
 }
 
@@ -84,7 +118,15 @@ impl Inner {
     /// Brings samples to their slots. Not under the lock: a device may take its time. What is under way when this returns has a mark; it is waited for here where
     /// the samples are to be looked at before anybody gets them.
     fn settle(&self, done: &[(u64, usize)], stream: Stream) -> Result<Vec<Underway>> {
-        let mut parts: Vec<(Arc<Attachment>, u32, Option<Arc<Buffer>>, usize, u64)> = Vec::new();
+        struct Part {
+            attachment: Arc<Attachment>,
+            slot: u32,
+            scratch: Option<Arc<Buffer>>,
+            rests: Vec<Range<usize>>,
+            len: usize,
+            id: u64,
+        }
+        let mut parts: Vec<Part> = Vec::new();
         let serve = self.serve();
         for (id, length) in done {
             let task = &serve.tasks[serve.index(*id)?];
@@ -93,18 +135,18 @@ impl Inner {
                 break;
             }
             if task.scratch.is_some() || !stream.is_none() || task.attachment.medium.place() != Place::Host {
-                parts.push((task.attachment.clone(), task.slot, task.scratch.clone(), *length, *id));
+                let (attachment, scratch) = (task.attachment.clone(), task.scratch.clone());
+                parts.push(Part { attachment, slot: task.slot, scratch, rests: task.rests()?, len: *length, id: *id });
             }
         }
         drop(serve);
         let mut underway = Vec::new();
-        for group in parts.chunk_by(|a, b| Arc::ptr_eq(&a.0, &b.0)) {
-            let writes: Vec<_> =
-                group.iter().map(|(_, slot, scratch, len, _)| Write { slot: *slot, scratch: scratch.as_deref(), len: *len }).collect();
-            let attachment = &group[0].0;
+        for group in parts.chunk_by(|a, b| Arc::ptr_eq(&a.attachment, &b.attachment)) {
+            let writes: Vec<_> = group.iter().map(|p| Write { slot: p.slot, scratch: p.scratch.as_deref(), len: p.len, rests: &p.rests }).collect();
+            let attachment = &group[0].attachment;
             match attachment.medium.settle(&writes, stream)? {
-                Some(mark) if attachment.layout.asks_something() => mark.wait()?,
-                Some(mark) => underway.push(Underway { ids: group.iter().map(|part| part.4).collect(), mark: Some(mark) }),
+                Some(mark) if attachment.layout.asks_values() => mark.wait()?,
+                Some(mark) => underway.push(Underway { ids: group.iter().map(|part| part.id).collect(), mark: Some(mark) }),
                 None => {}
             }
         }
@@ -125,6 +167,14 @@ impl Inner {
         if data.len() > have {
             return Err(Error::invalid(format!("task {id}: {} bytes do not fit into a sample of {have}", data.len())));
         }
+        let data = match &mut task.shapes {
+            None => data,
+            Some(own) => {
+                let (tensors, shapes) = data.split_at(data.len().min(task.attachment.layout.shapes_start()));
+                own.bytes_mut()[..shapes.len()].copy_from_slice(shapes);
+                tensors
+            }
+        };
         if let Some(Buffer::Host(bytes)) = task.scratch.as_mut().and_then(Arc::get_mut) {
             bytes.bytes_mut()[..data.len()].copy_from_slice(data);
             return Ok(());
@@ -141,7 +191,7 @@ impl Inner {
     pub(super) fn commit(&self, done: &[(u64, usize)], stream: Stream) -> Result<u32> {
         self.publish_finished();
         self.serve().check(done)?;
-        // What lies in host memory is made whole before it is brought to its slot; what is on a device is looked at once it is complete.
+        // What lies in host memory is made whole before it is brought to its slot, and lengths are known then; values on a device are looked at once it is complete.
         let mut refused = None;
         let done = self.refuse_in_host_memory(done, &mut refused);
         let underway = self.settle(&done, stream)?;
@@ -191,8 +241,9 @@ impl Inner {
         Ok(wanted)
     }
 
-    fn publish_sample(&self, serve: &mut Serve, task: InHand) -> bool {
+    fn publish_sample(&self, serve: &mut Serve, mut task: InHand) -> bool {
         let length = task.attachment.layout.nbytes();
+        task.tell_shapes();
         let won = serve.publish(task, length, false, clock::now() as u64);
         let counter = if won { &self.stats.made } else { &self.stats.lost };
         counter.fetch_add(1, Ordering::Relaxed);
@@ -220,19 +271,33 @@ impl Inner {
         }
     }
 
-    /// Fails the tasks whose samples in host memory are not what their layouts ask for; the rest. The first reason goes to `first`.
+    /// Fails the tasks whose samples in host memory, or whose lengths there, are not what their layouts ask for; the rest. The first reason goes to `first`.
     fn refuse_in_host_memory<'a>(&self, done: &'a [(u64, usize)], first: &mut Option<String>) -> Cow<'a, [(u64, usize)]> {
         let is_asked = |task: &InHand| task.attachment.layout.asks_something() && task.is_in_host_memory();
         let serve = self.serve();
-        let any = done.iter().any(|(id, _)| serve.index(*id).is_ok_and(|i| is_asked(&serve.tasks[i])));
+        let tasks = done.iter().filter_map(|(id, _)| serve.index(*id).ok().map(|i| &serve.tasks[i]));
+        let any = tasks.clone().any(is_asked);
+        let wrong = tasks.filter_map(|task| task.wrong_lengths().map(|e| (task.id, (task.attachment.clone(), e))));
+        let mut wrong: HashMap<u64, (Arc<Attachment>, Error)> = wrong.collect();
         drop(serve);
-        if any { Cow::Owned(self.refuse(done, |task| if is_asked(task) { task.finish() } else { Ok(()) }, first)) } else { Cow::Borrowed(done) }
+        if !any && wrong.is_empty() {
+            return Cow::Borrowed(done);
+        }
+        // What is queued for a sample on a device must not reach its slot once that is another's.
+        let quiesce = |attachment: &Attachment| drop(attachment.medium.quiesce().inspect_err(|e| tracing::error!("{e}")));
+        wrong.values().for_each(|(attachment, _)| quiesce(attachment));
+        let judge = |task: &mut InHand| match wrong.remove(&task.id) {
+            Some((_, e)) => Err(e),
+            None if is_asked(task) => task.finish(),
+            None => Ok(()),
+        };
+        Cow::Owned(self.refuse(done, judge, first))
     }
 
     /// As [`Inner::refuse_in_host_memory`], for those on devices. They are looked at in copies, which are made without the tasks' lock: a device may take its time, and
     /// whoever publishes what another commit left needs the lock before it can give events back to the device.
     fn refuse_on_devices<'a>(&self, done: &'a [(u64, usize)], first: &mut Option<String>) -> Cow<'a, [(u64, usize)]> {
-        let mut parts: Vec<(u64, Arc<Attachment>, u32)> = Vec::new();
+        let mut parts: Vec<(u64, Arc<Attachment>, u32, Vec<u8>)> = Vec::new();
         let serve = self.serve();
         for (id, length) in done {
             // What is behind a task with a wrong length was not brought to its slot either.
@@ -241,19 +306,19 @@ impl Inner {
             if *length != task.attachment.layout.nbytes() {
                 break;
             }
-            if task.attachment.layout.asks_something() && !task.is_in_host_memory() {
-                parts.push((*id, task.attachment.clone(), task.slot));
+            if task.attachment.layout.asks_values() && !task.is_in_host_memory() {
+                let shapes = task.shapes.as_ref().map_or(Vec::new(), |shapes| shapes.bytes().to_vec());
+                parts.push((*id, task.attachment.clone(), task.slot, shapes));
             }
         }
         drop(serve);
-        // Nothing is to be made whole there: such a layout has no ragged dimension.
-        let look = |attachment: &Attachment, slot: u32| {
-            let mut copy = AlignedBuf::new(attachment.layout.nbytes());
-            attachment.medium.read(slot, copy.bytes_mut())?;
-            attachment.layout.finish(copy.bytes_mut())
+        let look = |attachment: &Attachment, slot: u32, shapes: &[u8]| {
+            let mut tensors = AlignedBuf::new(attachment.layout.shapes_start());
+            attachment.medium.read(slot, tensors.bytes_mut())?;
+            attachment.layout.check(tensors.bytes(), shapes)
         };
         let mut wrong: HashMap<u64, Error> =
-            parts.into_iter().filter_map(|(id, attachment, slot)| Some((id, look(&attachment, slot).err()?))).collect();
+            parts.into_iter().filter_map(|(id, attachment, slot, shapes)| Some((id, look(&attachment, slot, &shapes).err()?))).collect();
         if wrong.is_empty() { Cow::Borrowed(done) } else { Cow::Owned(self.refuse(done, |task| wrong.remove(&task.id).map_or(Ok(()), Err), first)) }
     }
 
@@ -288,10 +353,17 @@ impl Inner {
         let index = serve.index(id)?;
         let task = &mut serve.tasks[index];
         let layout = task.attachment.layout.clone();
-        match task.sample() {
-            Some(sample) => layout.set_length(sample, dimension, length),
-            None => Ok(()),
+        match task.shapes() {
+            Some(shapes) => layout.set_length(shapes, dimension, length),
+            None if layout.is_ragged() => Ok(()),
+            // Which says that there is no such dimension.
+            None => layout.set_length(&mut [], dimension, length),
         }
+    }
+
+    pub(super) fn with_shapes<T>(&self, id: u64, look: impl FnOnce(&[u8]) -> T) -> Result<Option<T>> {
+        let serve = self.serve();
+        Ok(serve.tasks[serve.index(id)?].shapes.as_ref().map(|shapes| look(shapes.bytes())))
     }
 
     pub(super) fn fail(&self, id: u64, text: &str) -> Result<()> {

@@ -89,6 +89,7 @@ driver_calls! {
     to_device: "cuMemcpyHtoDAsync_v2" (DevicePtr, *const c_void, usize, Handle);
     to_host: "cuMemcpyDtoHAsync_v2" (*mut c_void, DevicePtr, usize, Handle);
     copy: "cuMemcpyDtoDAsync_v2" (DevicePtr, DevicePtr, usize, Handle);
+    set: "cuMemsetD8Async" (DevicePtr, u8, usize, Handle);
     copy_peer: "cuMemcpyPeerAsync" (DevicePtr, Handle, DevicePtr, Handle, usize, Handle);
     new_stream: "cuStreamCreate" (*mut Handle, c_uint);
     drop_stream: "cuStreamDestroy_v2" (Handle);

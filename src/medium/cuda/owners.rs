@@ -225,6 +225,15 @@ impl Context {
         self.driver.check("cuMemcpyDtoDAsync", unsafe { (self.driver.calls.copy)(to, from, len, stream.handle) })
     }
 
+    /// Queues zeroes on `stream`, the caller's or the library's own, of this device.
+    pub fn zero(&self, stream: Handle, at: DevicePtr, len: usize) -> Result<()> {
+        let _here = self.enter()?;
+        // SAFETY: `len` bytes of memory that the caller owns and keeps until it has waited for the stream; that `stream` is a stream is its owner's promise, and of
+        // another context it is an error of the driver's.
+        let code = unsafe { (self.driver.calls.set)(at, 0, len, stream) };
+        self.driver.check("cuMemsetD8Async (is the stream one of this device?)", code)
+    }
+
     /// Queues a copy from this device to memory of context `peer`, if that is another; the driver goes through pinned host memory where this one does not reach it.
     pub fn copy_to_peer(&self, stream: &OwnStream, peer: &Context, to: DevicePtr, from: DevicePtr, len: usize) -> Result<()> {
         if ptr::eq(self, peer) {

@@ -7,7 +7,7 @@
 //! | works on another device | in memory of the worker's device | by a peer copy, from there; through pinned host memory where devices have no way between them (the driver sees to it) |
 //! | cannot open the student's memory | in host memory beside the slots, if the student allows that | copied up by the student |
 
-use super::driver::{DevicePtr, Driver};
+use super::driver::{DevicePtr, Driver, Handle};
 use super::offer::Offer;
 use super::owners::{Context, Event, Memory, Opened, OwnStream};
 use super::student::own;
@@ -134,10 +134,25 @@ impl DeviceWriter {
         device_address(target.at(), slot, self.slots, self.stride)
     }
 
+    /// Queues zeroes behind what was written of a sample that begins at `at`.
+    fn zero_rests(&self, write: &Write<'_>, at: DevicePtr, stream: Handle) -> Result<()> {
+        write.rests.iter().try_for_each(|rest| {
+            fits(rest.end, self.stride)?;
+            self.context.zero(stream, at + rest.start as u64, rest.len())
+        })
+    }
+
+    /// As [`DeviceWriter::zero_rests`], in the slots themselves, on `stream`, and an event behind that.
+    fn end_in_the_slots(&self, writes: &[Write<'_>], stream: Handle) -> Result<Event> {
+        writes.iter().try_for_each(|write| self.zero_rests(write, self.at(write.slot)?, stream))?;
+        self.context.record(stream)
+    }
+
     /// Queues copies from where samples were made to their slots; the event behind them.
     fn copy_over(&self, writes: &[Write<'_>]) -> Result<Event> {
         for write in writes {
             let from = block(write.scratch.ok_or_else(|| Error::invalid("a sample for another device has no memory of its own"))?)?.at();
+            self.zero_rests(write, from, self.stream.handle())?;
             self.context.copy_to_peer(&self.stream, &self.target_context, self.at(write.slot)?, from, write.len)?;
         }
         self.context.record(self.stream.handle())
@@ -220,14 +235,15 @@ impl Medium for DeviceWriter {
             // No event stands for all streams of a context.
             self.context.synchronize()?;
             return match self.making {
-                Making::InTheSlot => Ok(None),
+                Making::InTheSlot if writes.iter().all(|w| w.rests.is_empty()) => Ok(None),
+                Making::InTheSlot => self.end_in_the_slots(writes, self.stream.handle())?.wait().map(|()| None),
                 _ => self.copy_over(writes)?.wait().map(|()| None),
             };
         }
-        let written = self.context.record(stream_handle(stream))?;
         if let Making::InTheSlot = self.making {
-            return Ok(Some(Box::new(super::Mark::Event(written))));
+            return Ok(Some(Box::new(super::Mark::Event(self.end_in_the_slots(writes, stream_handle(stream))?))));
         }
+        let written = self.context.record(stream_handle(stream))?;
         match self.context.order(&self.stream, &written).and_then(|()| self.copy_over(writes)) {
             Ok(copied) => Ok(Some(Box::new(super::Mark::Copies { written, copied }))),
             // An event must have been waited for before it is used again.
