@@ -31,7 +31,7 @@ const NARROW: usize = 2 * INLINE;
 /// Ids of the longest encoding that is kept.
 const MOST: usize = 16;
 
-/// Buckets for each place of a longer pre-token, and of one of many ids: those tables grow to 1.6 MiB.
+/// Buckets for each place of a longer pre-token, and of one of many ids: those tables grow to 1.6 MiB together.
 const RARER: usize = 16;
 
 /// Bytes of the longest pre-token that is kept.
