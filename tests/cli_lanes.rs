@@ -227,22 +227,25 @@ fn a_step_of_more_tokens_than_any_run_takes_is_told_what_global_batch_counts() {
 
 #[test]
 fn many_datasets_of_many_files_share_the_files_that_may_be_open() {
-    let dir = house(str::to_owned);
-    let mut recipe = RECIPE.replace("[shuffle]", "[shuffle]\ndocuments = \"global\"");
-    for set in 0..8 {
-        let folder = dir.path().join(format!("many{set}"));
-        fs::create_dir(&folder).unwrap();
-        for file in 0..40 {
-            fs::write(folder.join(format!("{file}.jsonl")), format!("{{\"text\": \"{set} {file}\"}}\n").repeat(3)).unwrap();
+    // Datasets of more files than may be kept open, and more datasets than that.
+    for (sets, files) in [(8, 40), (80, 3)] {
+        let dir = house(str::to_owned);
+        let mut recipe = RECIPE.replace("[shuffle]", "[shuffle]\ndocuments = \"global\"");
+        for set in 0..sets {
+            let folder = dir.path().join(format!("many{set}"));
+            fs::create_dir(&folder).unwrap();
+            for file in 0..files {
+                fs::write(folder.join(format!("{file}.jsonl")), format!("{{\"text\": \"{set} {file}\"}}\n").repeat(3)).unwrap();
+            }
+            recipe += &format!("[[dataset]]\nname = \"many{set}\"\npaths = [\"many{set}\"]\n");
         }
-        recipe += &format!("[[dataset]]\nname = \"many{set}\"\npaths = [\"many{set}\"]\n");
+        fs::write(dir.path().join("recipe.toml"), recipe).unwrap();
+        // What the usual limit of 1024 is to thousands of files.
+        let shell = format!("ulimit -n 100; exec '{}' verify recipe.toml --ranks 1,2 --steps 40", built::program().display());
+        let output = Command::new("sh").args(["-c", &shell]).current_dir(dir.path()).env("LANEWAY_CACHE", dir.path().join("cache")).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("PASS"), "{sets} of {files}: {said}{}", String::from_utf8_lossy(&output.stderr));
     }
-    fs::write(dir.path().join("recipe.toml"), recipe).unwrap();
-    // What the usual limit of 1024 is to thousands of files.
-    let shell = format!("ulimit -n 100; exec '{}' verify recipe.toml --ranks 1,2 --steps 40", built::program().display());
-    let output = Command::new("sh").args(["-c", &shell]).current_dir(dir.path()).env("LANEWAY_CACHE", dir.path().join("cache")).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("PASS"), "{said}{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]

@@ -3,6 +3,8 @@
 mod lanes_common;
 
 use lanes_common::{options, texts, written};
+use laneway::base::log::{self, LogLevel};
+use laneway::base::{Status, Stop};
 use laneway::data::{Dataset, DatasetSpec, OpenOptions, Progress};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -189,6 +191,44 @@ fn a_cache_that_cannot_be_written_costs_time_not_the_run() {
         assert!(indexed > 0);
         assert_eq!(texts(&set).len(), 10_000);
     }
+}
+
+#[test]
+fn that_no_index_can_be_kept_is_told_at_once_and_how_many_at_the_end_whatever_ends_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    std::fs::create_dir(&data).unwrap();
+    (0..5).for_each(|i| std::fs::write(data.join(format!("{i}.jsonl")), lines("a", 10_000)).unwrap());
+    std::fs::write(dir.path().join("cache"), "in the way").unwrap();
+    let said = Arc::new(Mutex::new(Vec::<String>::new()));
+    let (here, heard) = (dir.path().display().to_string(), said.clone());
+    log::set_sink(Some(Box::new(move |_, _, text| {
+        // There is one log for all tests.
+        if text.contains(&here) {
+            heard.lock().unwrap().push(text.to_string());
+        }
+    })));
+    log::set_level(LogLevel::Warn);
+    let stop = Stop::default();
+    let (early, ask) = (Arc::new(Mutex::new(None)), stop.clone());
+    let (first, now) = (early.clone(), said.clone());
+    let progress = move |_: Progress| {
+        first.lock().unwrap().get_or_insert_with(|| now.lock().unwrap().clone());
+        ask.set();
+    };
+    let spec = DatasetSpec::new("d", [data.to_str().unwrap()]);
+    let one = OpenOptions { threads: 1, ..options(dir.path()) };
+    let e = Dataset::open(&spec, &OpenOptions { progress: Some(Arc::new(progress)), stop, ..one.clone() }).unwrap_err();
+    assert_eq!(e.status, Status::Interrupted);
+    let early = early.lock().unwrap().take().expect("progress was told");
+    let at_once = |said: &[String]| said[0].contains("0.jsonl cannot be kept in ") && said[0].contains("set another cache directory");
+    assert!(early.len() == 1 && at_once(&early), "{early:?}");
+    let stopped = std::mem::take(&mut *said.lock().unwrap());
+    assert!(stopped.len() == 2 && stopped[1].ends_with(", nor could that of 1 other file"), "{stopped:?}");
+    Dataset::open(&spec, &one).unwrap();
+    log::set_sink(None);
+    let whole = said.lock().unwrap().clone();
+    assert!(whole.len() == 2 && at_once(&whole) && whole[1].ends_with(", nor could those of 4 other files"), "{whole:?}");
 }
 
 #[test]

@@ -168,6 +168,24 @@ fn a_file_that_can_be_read_no_more_is_an_error_and_no_damage_to_skip() {
 }
 
 #[test]
+fn a_file_cut_off_in_place_while_it_is_open_is_an_error_wherever_it_is_cut() {
+    let dir = tempfile::tempdir().unwrap();
+    // Each row in a page of its own, so that the cuts fall into headers, between them and what follows, and into text.
+    let bytes = table(&present(&numbered(8)), 8, plain().set_data_page_size_limit(1).set_write_batch_size(1));
+    let at = |row: &[u8]| bytes.windows(row.len()).position(|w| w == row).unwrap();
+    for cut in at(b"row 5 ")..at(b"row 6 ") + 8 {
+        let spec = DatasetSpec { on_error: ErrorPolicy::Skip, ..written(dir.path(), "a.parquet", &bytes) };
+        let set = open(&spec, dir.path());
+        let (mut reader, mut batch) = (set.reader(), DocBatch::new());
+        reader.read(0..1, &mut batch).unwrap();
+        std::fs::File::options().write(true).open(&spec.paths[0]).unwrap().set_len(cut as u64).unwrap();
+        let read = reader.read(1..8, &mut batch);
+        let e = read.expect_err(&format!("cut to {cut} of {} bytes", bytes.len()));
+        assert!(e.message.contains("a.parquet has changed since it was indexed"), "cut to {cut}: {e}");
+    }
+}
+
+#[test]
 fn null_text_follows_the_policy() {
     let dir = tempfile::tempdir().unwrap();
     let mut rows = present(&numbered(100));

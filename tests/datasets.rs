@@ -216,3 +216,43 @@ fn mixed_formats_of_one_directory_are_one_dataset() {
     assert_eq!(set.shards()[1].format, Format::Text);
     assert_eq!((set.shards()[1].first_document, set.shards()[1].documents), (1, 1));
 }
+
+#[test]
+fn all_datasets_together_keep_a_quarter_of_the_files_that_may_be_open() {
+    // The test program starts itself again with this set, under a limit on open files of which 25 are a quarter.
+    if let Some(dir) = std::env::var_os("LANEWAY_TEST_OPEN_FILES") {
+        let dir = std::path::PathBuf::from(dir);
+        let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+        let before = open();
+        let one = |set| Dataset::open(&DatasetSpec::new("d", [dir.join(format!("{set}")).to_str().unwrap()]), &options(&dir)).unwrap();
+        // Opened and filled one after another, and then read by turns.
+        let mut sets = Vec::new();
+        for i in 0..60 {
+            if i < 30 {
+                sets.push(one(i));
+            }
+            assert_eq!(texts(&sets[i % 30]).len(), 30);
+            assert_eq!(open() - before, 25, "after {} datasets", i + 1);
+        }
+        drop(sets);
+        assert_eq!(open(), before, "files of datasets that are closed");
+        println!("RESULT kept");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    for set in 0..30 {
+        std::fs::create_dir(dir.path().join(format!("{set}"))).unwrap();
+        for file in 0..30 {
+            std::fs::write(dir.path().join(format!("{set}/{file}.txt")), format!("{set} {file}")).unwrap();
+        }
+    }
+    let out = std::process::Command::new("sh")
+        .args(["-c", "ulimit -n 100; exec \"$@\"", "sh"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "all_datasets_together_keep_a_quarter_of_the_files_that_may_be_open", "--nocapture"])
+        .env("LANEWAY_TEST_OPEN_FILES", dir.path())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&out.stdout);
+    assert!(out.status.success() && text.contains("RESULT kept"), "{text}{}", String::from_utf8_lossy(&out.stderr));
+}

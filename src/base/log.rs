@@ -3,10 +3,10 @@
 //! A program that installs its own `tracing` subscriber before the first call keeps it.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Once, RwLock};
+use std::sync::{Arc, Once, RwLock};
 use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
 use tracing::{Event, Level, Metadata, span};
 
 /// Severity, ordered: a sink at `Info` gets `Info`, `Warn` and `Error`. The numbers are Python's `logging` levels.
@@ -68,19 +68,35 @@ impl LogLevel {
 pub type Sink = Box<dyn Fn(LogLevel, &str, &str) + Send + Sync>;
 
 static THRESHOLD: AtomicU8 = AtomicU8::new(LogLevel::Warn as u8);
-static SINK: RwLock<Option<Sink>> = RwLock::new(None);
+static SINK: RwLock<Option<Arc<Sink>>> = RwLock::new(None);
 static INSTALL: Once = Once::new();
 
 /// Sets the lowest level that is passed on. Before the first call it is `Warn`.
 pub fn set_level(level: LogLevel) {
     install();
     THRESHOLD.store(level as u8, Ordering::Relaxed);
+    // `max_level_hint` is asked then.
+    tracing::callsite::rebuild_interest_cache();
 }
 
 /// Sets where messages go; `None` is standard error.
 pub fn set_sink(sink: Option<Sink>) {
     install();
-    *SINK.write().unwrap_or_else(|e| e.into_inner()) = sink;
+    *SINK.write().unwrap_or_else(|e| e.into_inner()) = sink.map(Arc::new);
+}
+
+/// Writes a line to standard error, in one piece, since other processes may write there too. Not by std's handle: its lock, which another thread may hold while it waits for
+/// whoever reads, would be held in a forked child for ever. That nobody reads any more is no reason to panic, as `eprintln!` does.
+pub fn to_stderr(level: LogLevel, target: &str, text: &str) {
+    let line = format!("{} {target}: {text}\n", level.name());
+    let mut rest = line.as_bytes();
+    while !rest.is_empty() {
+        match nix::unistd::write(std::io::stderr(), rest) {
+            Ok(written) => rest = &rest[written..],
+            Err(nix::errno::Errno::EINTR) => {}
+            Err(_) => return,
+        }
+    }
 }
 
 /// Makes the library's own subscriber the default one, unless the program has one.
@@ -102,6 +118,13 @@ impl tracing::Subscriber for Lines {
         if metadata.target().starts_with("laneway") { tracing::subscriber::Interest::sometimes() } else { tracing::subscriber::Interest::never() }
     }
 
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        let threshold = THRESHOLD.load(Ordering::Relaxed);
+        let shown = [(LogLevel::Trace, LevelFilter::TRACE), (LogLevel::Debug, LevelFilter::DEBUG), (LogLevel::Info, LevelFilter::INFO)];
+        let shown = shown.into_iter().chain([(LogLevel::Warn, LevelFilter::WARN), (LogLevel::Error, LevelFilter::ERROR)]);
+        Some(shown.into_iter().find(|s| s.0 as u8 >= threshold).map_or(LevelFilter::OFF, |s| s.1))
+    }
+
     fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
         span::Id::from_u64(1)
     }
@@ -116,10 +139,11 @@ impl tracing::Subscriber for Lines {
         text.message.push_str(&text.fields);
         let level = LogLevel::of(event.metadata().level());
         let target = event.metadata().target();
-        match &*SINK.read().unwrap_or_else(|e| e.into_inner()) {
+        // Not under the lock, which a forked child would inherit.
+        let sink = SINK.read().unwrap_or_else(|e| e.into_inner()).clone();
+        match sink {
             Some(sink) => sink(level, target, &text.message),
-            // Whoever read standard error may have gone; that is no reason to panic, as `eprintln!` does.
-            None => drop(writeln!(std::io::stderr(), "{} {target}: {}", level.name(), text.message)),
+            None => to_stderr(level, target, &text.message),
         }
     }
 

@@ -5,7 +5,7 @@ use super::arg::User;
 use super::gate::Gate;
 use super::guard::{c_text, guard};
 use super::status::lw_status;
-use crate::base::log::{LogLevel, Sink, set_level, set_sink};
+use crate::base::log::{LogLevel, Sink, set_level, set_sink, to_stderr};
 use crate::base::{Error, Result};
 use std::ffi::{c_char, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -103,7 +103,7 @@ impl Courier {
         let pid = std::process::id();
         let sink: Sink = Box::new(move |level, target, text| {
             if std::process::id() != pid {
-                return eprintln!("{} {target}: {text}", level.name());
+                return to_stderr(level, target, text);
             }
             let message = Message { level, target: target.to_owned(), text: text.to_owned() };
             if queue.try_send(message).is_err() {

@@ -70,29 +70,37 @@ pub(super) fn indexes(spec: &DatasetSpec, shards: &[ShardFile], options: &OpenOp
             build(threads, claimed, &meter, &mut found, &mut unkept)?;
         }
     }
-    unkept.tell();
+    drop(unkept);
     // Whoever was told of the last piece may have answered.
     options.stop.check()?;
     Ok(found.into_iter().map(|i| i.expect("found or built")).collect())
 }
 
-/// Indexes that could not be kept: there may be thousands, and all for the same reason.
+/// Indexes that could not be kept: there may be thousands, and all for the same reason. The first is told at once, so that
+/// who would rather mend it need not wait; how many followed is told at the end, whatever it is that ends it.
 #[derive(Default)]
 struct Unkept {
-    why: Option<String>,
-    count: u64,
+    first: Option<String>,
+    others: u64,
 }
 
 impl Unkept {
     fn add(&mut self, why: impl FnOnce() -> String) {
-        self.why.get_or_insert_with(why);
-        self.count += 1;
+        if self.first.is_some() {
+            self.others += 1;
+            return;
+        }
+        let why = self.first.insert(why());
+        tracing::warn!("{why}: each process will build it again; free some room there, or set another cache directory");
     }
+}
 
-    fn tell(&self) {
-        let Some(why) = &self.why else { return };
-        let more = if self.count > 1 { format!(", nor those of {} other files", self.count - 1) } else { String::new() };
-        tracing::warn!("{why}{more}: each process will build them again; free some room there, or set another cache directory");
+impl Drop for Unkept {
+    fn drop(&mut self) {
+        if let Some(first) = self.first.as_ref().filter(|_| self.others > 0) {
+            let others = if self.others == 1 { "that of 1 other file".into() } else { format!("those of {} other files", self.others) };
+            tracing::warn!("{first}, nor could {others}");
+        }
     }
 }
 

@@ -37,30 +37,44 @@ pub(super) type Opener = Box<dyn Fn() -> Result<Arc<File>> + Send + Sync>;
 
 /// A file as the `parquet` crate wants to read it.
 pub(super) struct Source {
-    path: PathBuf,
     open: Opener,
     len: u64,
     read: Arc<AtomicU64>,
-    /// Why the file, rather than what is in it, could not be read. The crate does not tell the one from the other.
-    failure: Mutex<Option<Error>>,
+    failure: Arc<Failure>,
+}
+
+/// Why a file, rather than what is in it, could not be read. The crate does not tell the one from the other.
+struct Failure {
+    path: PathBuf,
+    first: Mutex<Option<Error>>,
+}
+
+impl Failure {
+    /// Keeps the error, and gives the one to be passed through the crate.
+    fn keep(&self, error: Error) -> io::Error {
+        let said = io::Error::other(error.message.clone());
+        self.first.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(error);
+        said
+    }
+
+    fn reading(&self, e: io::Error) -> io::Error {
+        self.keep(match e.kind() {
+            io::ErrorKind::UnexpectedEof => changed(&self.path),
+            _ => Error::io(format!("reading {}", self.path.display()), e),
+        })
+    }
 }
 
 impl Source {
     /// `read` counts the bytes.
     pub fn new(path: &Path, open: Opener, read: Arc<AtomicU64>) -> Result<Source> {
         let len = open()?.metadata().map_err(|e| Error::io(path.display(), e))?.len();
-        Ok(Source { path: path.to_path_buf(), open, len, read, failure: Mutex::default() })
+        Ok(Source { open, len, read, failure: Arc::new(Failure { path: path.to_path_buf(), first: Mutex::default() }) })
     }
 
     /// The failure to read the file since this was last asked. What looks like damage then is none.
     pub fn take_failure(&self) -> Option<Error> {
-        self.failure.lock().unwrap_or_else(|e| e.into_inner()).take()
-    }
-
-    fn fail(&self, error: Error) -> ParquetError {
-        let said = ParquetError::General(error.message.clone());
-        self.failure.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(error);
-        said
+        self.failure.first.lock().unwrap_or_else(|e| e.into_inner()).take()
     }
 }
 
@@ -74,22 +88,18 @@ impl ChunkReader for Source {
     type T = HeaderReader;
 
     fn get_read(&self, start: u64) -> parquet::errors::Result<HeaderReader> {
-        let file = (self.open)().map_err(|e| self.fail(e))?;
-        Ok(HeaderReader { file, read: self.read.clone(), next: start, buffer: [0; HEADER], at: 0, len: 0 })
+        let file = (self.open)().map_err(|e| self.failure.keep(e))?;
+        let (read, failure) = (self.read.clone(), self.failure.clone());
+        Ok(HeaderReader { file, end: self.len, read, failure, next: start, buffer: [0; HEADER], at: 0, len: 0 })
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> parquet::errors::Result<Bytes> {
         if start.checked_add(length as u64).is_none_or(|end| end > self.len) {
             return Err(ParquetError::EOF(format!("{length} bytes at {start} are past the end of the file")));
         }
-        let file = (self.open)().map_err(|e| self.fail(e))?;
+        let file = (self.open)().map_err(|e| self.failure.keep(e))?;
         let mut bytes = vec![0; length];
-        file.read_exact_at(&mut bytes, start).map_err(|e| {
-            self.fail(match e.kind() {
-                io::ErrorKind::UnexpectedEof => changed(&self.path),
-                _ => Error::io(format!("reading {}", self.path.display()), e),
-            })
-        })?;
+        file.read_exact_at(&mut bytes, start).map_err(|e| self.failure.reading(e))?;
         self.read.fetch_add(length as u64, Ordering::Relaxed);
         Ok(bytes.into())
     }
@@ -98,7 +108,10 @@ impl ChunkReader for Source {
 /// Reads small things from an offset on.
 pub(super) struct HeaderReader {
     file: Arc<File>,
+    /// Length of the file when it was opened.
+    end: u64,
     read: Arc<AtomicU64>,
+    failure: Arc<Failure>,
     next: u64,
     buffer: [u8; HEADER],
     at: usize,
@@ -108,9 +121,15 @@ pub(super) struct HeaderReader {
 impl Read for HeaderReader {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         if self.at == self.len {
-            self.len = self.file.read_at(&mut self.buffer, self.next)?;
-            (self.at, self.next) = (0, self.next + self.len as u64);
-            self.read.fetch_add(self.len as u64, Ordering::Relaxed);
+            let n = match self.file.read_at(&mut self.buffer, self.next) {
+                // Nothing where there was something: it was cut off meanwhile.
+                Ok(0) if self.next < self.end => return Err(self.failure.reading(io::ErrorKind::UnexpectedEof.into())),
+                // Whoever reads tries again.
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => return Err(e),
+                read => read.map_err(|e| self.failure.reading(e))?,
+            };
+            (self.at, self.len, self.next) = (0, n, self.next + n as u64);
+            self.read.fetch_add(n as u64, Ordering::Relaxed);
         }
         let n = out.len().min(self.len - self.at);
         out[..n].copy_from_slice(&self.buffer[self.at..self.at + n]);
@@ -326,4 +345,27 @@ fn plain(e: &ParquetError) -> String {
 /// The error for a file that was readable when it was indexed and now is not.
 pub(super) fn unreadable(shard: &ShardFile, why: &str) -> Error {
     Error::new(crate::base::Status::Data, format!("{}: {why}, though it was readable when indexed", shard.path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_that_fails_under_a_footer_or_a_header_is_no_damage() {
+        // Each read of a directory fails, as each of a broken disk does.
+        let dir = tempfile::tempdir().unwrap();
+        let file = Arc::new(File::open(dir.path()).unwrap());
+        let mut source = Source::new(dir.path(), Box::new(move || Ok(file.clone())), Arc::default()).unwrap();
+        source.len = 4096;
+        let failed = |source: &Source| source.take_failure().expect("a failure to read").message;
+        let expected = format!("reading {}: Is a directory", dir.path().display());
+        assert!(Table::open(&source, "text").is_err());
+        let said = failed(&source);
+        assert!(said.starts_with(&expected), "{said}");
+        assert!(source.take_failure().is_none(), "it is told once");
+        source.get_read(0).unwrap().read_exact(&mut [0; 4]).unwrap_err();
+        let said = failed(&source);
+        assert!(said.starts_with(&expected), "{said}");
+    }
 }

@@ -10,7 +10,7 @@ use super::parquet::{RowCursor, Source, Table, lost_rows, unreadable};
 use super::shards::{Compression, ShardFile};
 use super::zst::Unzstd;
 use crate::base::{Error, Result, Status};
-use crate::os::descriptor;
+use crate::os::{descriptor, process};
 use std::collections::HashMap;
 use std::fs::{File, Metadata};
 use std::hash::Hash;
@@ -18,16 +18,22 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, RwLock};
 
-/// Datasets that this process has open. They share the files that may be open.
-static DATASETS: AtomicUsize = AtomicUsize::new(0);
+/// Open files, shards and indexes together, by the number of their dataset. A reader may use one that was put out meanwhile.
+type Files = Recent<(u64, FileOf), File>;
 
-/// Files that a dataset keeps open, shards and indexes together: its share of a quarter of what the process may have open, which is 1024 as a rule.
+/// Those that this process keeps open for all of its datasets.
+fn files() -> &'static Files {
+    // A forked child begins anew: in its copy of the parent's, the lock may be held by a thread that is not there.
+    static FILES: [OnceLock<Files>; 8] = [const { OnceLock::new() }; 8];
+    FILES[(process::fork_depth() as usize).min(FILES.len() - 1)].get_or_init(|| Recent::new(open_files))
+}
+
+/// How many that may be: a quarter of what the process may have open, which is 1024 as a rule.
 fn open_files() -> usize {
-    let all = (descriptor::limit() / 4).clamp(16, 1024) as usize;
-    (all / DATASETS.load(Ordering::Relaxed).max(1)).max(2)
+    (descriptor::limit() / 4).clamp(1, 1024) as usize
 }
 
 /// Footers of Parquet files kept in memory; wide tables have footers of megabytes.
@@ -41,41 +47,52 @@ const OPEN_STARTS: fn() -> usize = || 512;
 /// The most recently used of some things that cost to open; the least recently used one makes room.
 pub(super) struct Recent<K, V> {
     most: fn() -> usize,
-    open: Mutex<(u64, HashMap<K, (u64, Arc<V>)>)>,
+    /// Counts uses.
+    clock: AtomicU64,
+    /// With the time of the last use. Only what opens or forgets locks others out.
+    open: RwLock<HashMap<K, (AtomicU64, Arc<V>)>>,
 }
 
 impl<K: Eq + Hash + Copy, V> Recent<K, V> {
     fn new(most: fn() -> usize) -> Recent<K, V> {
-        Recent { most, open: Mutex::default() }
+        Recent { most, clock: AtomicU64::new(0), open: RwLock::default() }
+    }
+
+    fn now(&self) -> u64 {
+        self.clock.fetch_add(1, Ordering::Relaxed)
     }
 
     /// The thing of that name, opened if it is not at hand.
     fn get(&self, key: K, open: impl FnOnce() -> Result<V>) -> Result<Arc<V>> {
-        let touch = |held: &mut (u64, HashMap<K, (u64, Arc<V>)>)| {
-            held.0 += 1;
-            let now = held.0;
-            held.1.get_mut(&key).map(|(used, value)| {
-                *used = now;
+        let touch = |held: &HashMap<K, (AtomicU64, Arc<V>)>| {
+            held.get(&key).map(|(used, value)| {
+                used.store(self.now(), Ordering::Relaxed);
                 value.clone()
             })
         };
-        if let Some(found) = touch(&mut self.open.lock().expect("no panic while held")) {
+        if let Some(found) = touch(&self.open.read().expect("no panic while held")) {
             return Ok(found);
         }
         // Opened without the lock: another thread may open the same, and the first one in stays.
         let value = Arc::new(open()?);
-        let mut held = self.open.lock().expect("no panic while held");
-        if let Some(found) = touch(&mut held) {
+        // Closed without it too.
+        let mut old = Vec::new();
+        let mut held = self.open.write().expect("no panic while held");
+        if let Some(found) = touch(&held) {
             return Ok(found);
         }
         let most = (self.most)().max(1);
-        while held.1.len() >= most {
-            let oldest = held.1.iter().min_by_key(|(_, (used, _))| *used).map(|(key, _)| *key);
-            oldest.and_then(|key| held.1.remove(&key));
+        while held.len() >= most {
+            let oldest = held.iter().min_by_key(|(_, (used, _))| used.load(Ordering::Relaxed)).map(|(key, _)| *key);
+            old.extend(oldest.and_then(|key| held.remove(&key)));
         }
-        let now = held.0;
-        held.1.insert(key, (now, value.clone()));
+        held.insert(key, (AtomicU64::new(self.now()), value.clone()));
         Ok(value)
+    }
+
+    /// Closes those that will not be asked for again.
+    fn forget(&self, gone: impl Fn(&K) -> bool) {
+        self.open.write().expect("no panic while held").retain(|key, _| !gone(key));
     }
 }
 
@@ -90,7 +107,8 @@ enum FileOf {
 
 /// Reads shards and counts what it reads of them.
 pub(super) struct Streams {
-    files: Arc<Recent<FileOf, File>>,
+    /// Number of the dataset.
+    set: u64,
     tables: Recent<u32, Table>,
     /// Pieces of the tables of document starts, by shard and number.
     starts: Recent<(u32, u64), Vec<u8>>,
@@ -104,9 +122,9 @@ pub(super) struct Streams {
 impl Streams {
     /// Half-read compressed streams and Parquet columns may hold `budget` bytes each; a dataset rarely has both.
     pub fn new(budget: u64) -> Streams {
-        DATASETS.fetch_add(1, Ordering::Relaxed);
+        static SETS: AtomicU64 = AtomicU64::new(0);
         Streams {
-            files: Arc::new(Recent::new(open_files)),
+            set: SETS.fetch_add(1, Ordering::Relaxed),
             tables: Recent::new(OPEN_TABLES),
             starts: Recent::new(OPEN_STARTS),
             parked: Parked::new(budget),
@@ -181,7 +199,7 @@ impl Streams {
 
     /// An open file. `check` looks at it whenever it had to be opened: it may have been replaced meanwhile.
     fn open(&self, key: FileOf, path: &Path, check: impl FnOnce(&File) -> Result<()>) -> Result<Arc<File>> {
-        self.files.get(key, || opened(path, check))
+        files().get((self.set, key), || opened(path, check))
     }
 
     /// Reads `rows` of the row group in which `place` lies, calling `each` with every row's bytes, `None` for null.
@@ -221,8 +239,8 @@ impl Streams {
 
     fn table(&self, column: &Column<'_>) -> Result<(Arc<Table>, Arc<Source>)> {
         let Column { number, shard, index, field, .. } = *column;
-        let (files, path, key) = (self.files.clone(), shard.path.clone(), index.key);
-        let open = move || files.get(FileOf::Shard(number), || opened(&path, |file| unchanged(file, &path, &key)));
+        let (file, path, key) = ((self.set, FileOf::Shard(number)), shard.path.clone(), index.key);
+        let open = move || files().get(file, || opened(&path, |file| unchanged(file, &path, &key)));
         let source = Arc::new(Source::new(&shard.path, Box::new(open), self.read.clone())?);
         let failed = |why: String| source.take_failure().unwrap_or_else(|| unreadable(shard, &why));
         let table = self.tables.get(number, || Table::open(&source, field).map_err(failed))?;
@@ -282,7 +300,7 @@ pub(super) struct Column<'a> {
 
 impl Drop for Streams {
     fn drop(&mut self) {
-        DATASETS.fetch_sub(1, Ordering::Relaxed);
+        files().forget(|(set, _)| *set == self.set);
     }
 }
 

@@ -147,26 +147,35 @@ fn stand_in_commit_without_a_stream_and_giving_up_wait_for_all_of_the_device() {
     alone("overlap::stand_in_commit_without_a_stream_and_giving_up_wait_for_all_of_the_device", &[], || {
         let room = Room::new();
         let _broker = room.broker();
-        let gpu = Gpu::new(0);
+        let (gpu, captured) = (Gpu::new(0), Gpu::new(0));
         let (student, worker) = pair(&room, 4, 1, MakeOn::StudentsDevice);
         let (mut tasks, mut read) = (Vec::<Task>::new(), Vec::new());
-        for gives_up in [false, true] {
+        for (step, (gives_up, captures)) in [(false, false), (true, false), (false, true), (true, true)].into_iter().enumerate() {
             tasks.clear();
             worker.take(1, &mut tasks, patience()).unwrap();
             let (id, place, capacity) = (tasks[0].id, tasks[0].data, tasks[0].capacity);
             read.push(payload(tasks[0].lane, tasks[0].step, tasks[0].generation, capacity));
             let hold = Gpu::hold();
             gpu.upload(place, &read[read.len() - 1]);
+            if captures {
+                captured.begin_capture();
+            }
             std::thread::scope(|s| {
                 let ending = s.spawn(|| if gives_up { worker.fail(id, "given up") } else { worker.commit(&[(id, capacity)]).map(|_| ()) });
                 nothing_comes(&student);
                 assert!(!ending.is_finished(), "the slot is still written to");
                 drop(hold);
+                if captures {
+                    // All of a device cannot be waited for meanwhile: that is no answer.
+                    nothing_comes(&student);
+                    assert!(!ending.is_finished(), "it is not known whether the slot is still written to");
+                    captured.end_capture();
+                }
                 ending.join().unwrap().unwrap();
             });
             assert_eq!(worker.stats().pending, 0);
             match gives_up {
-                false => assert_eq!(next(&student).step, 0),
+                false => assert_eq!(next(&student).step, step as u64),
                 true => assert!(student.next(1, &mut Vec::new(), patience()).unwrap_err().message.contains("given up")),
             }
         }

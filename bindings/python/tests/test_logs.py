@@ -42,6 +42,67 @@ def test_warnings_are_shown_though_nobody_asked_for_a_log(tmp_path):
     assert done.stderr.count("WARNING") == 1 and "nor those of 2 other files" in done.stderr, "thousands of files make one warning"
 
 
+WARNS = """if True:
+    import os, sys, threading, time
+    from laneway import setup_logging
+    from laneway.work import _size
+    def warn(): _size({"name": "d", "paths": ["a.jsonl"]}, False)
+"""
+
+
+@pytest.fixture
+def nowhere(tmp_path):
+    """A folder with a dataset whose index can be kept nowhere, which is a warning, and the environment for that."""
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n' * 30_000)
+    for name in ("file", ".laneway"):
+        (tmp_path / name).write_text("no folder")
+    return tmp_path, os.environ | dict.fromkeys(("LANEWAY_CACHE", "XDG_CACHE_HOME", "HOME"), str(tmp_path / "file"))
+
+
+def test_a_warning_is_one_write(nowhere):
+    """Ranks and workers share one standard error: pieces of lines would come between each other."""
+    folder, env = nowhere
+    out, into = os.pipe2(os.O_DIRECT)  # what is read is what was written at once
+    done = subprocess.run([sys.executable, "-c", WARNS + "    warn()"], cwd=folder, env=env, stderr=into, timeout=120)
+    line = os.read(out, 1 << 16).decode()
+    os.close(out)
+    os.close(into)
+    assert done.returncode == 0 and line.startswith("WARNING laneway::data") and line.endswith("\n"), line
+
+
+def test_a_child_forked_while_a_warning_waits_to_be_read_can_warn(nowhere):
+    folder, env = nowhere
+    code = """
+    full, into = os.pipe()
+    os.set_blocking(into, False)
+    try:
+        while True: os.write(into, b"x" * 4096)
+    except BlockingIOError: pass
+    os.set_blocking(into, True)
+    seen = os.dup(2)
+    os.dup2(into, 2)
+    threading.Thread(target=warn, daemon=True).start()
+    def calls():
+        for task in os.listdir("/proc/self/task"): yield open(f"/proc/self/task/{task}/syscall").read()
+    while not any(call.startswith("1 0x2 ") for call in calls()): time.sleep(0.01)  # write(2, ...)
+    child = os.fork()
+    if child == 0:
+        os.dup2(seen, 2)
+        setup_logging("WARNING")
+        setup_logging("ERROR")
+        os._exit(7)
+    for _ in range(3000):
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done: break
+        time.sleep(0.01)
+    else:
+        os.kill(child, 9)
+    os._exit(os.waitstatus_to_exitcode(status) if done else 1)
+"""
+    done = subprocess.run([sys.executable, "-c", WARNS + code], cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 7, done
+
+
 CODE = """if True:
     import logging, sys
     from laneway import *

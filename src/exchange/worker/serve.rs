@@ -275,9 +275,17 @@ impl Serve {
                 Some(data) => (data.as_ptr(), None),
                 None => {
                     let had = self.clients[turn].scratch.pop().map(Ok);
-                    let scratch = had.unwrap_or_else(|| attachment.medium.scratch(capacity)).inspect_err(|_| {
-                        attachment.segment.slots()[slot as usize].free(slot_word);
-                    })?;
+                    let scratch = match had.unwrap_or_else(|| attachment.medium.scratch(capacity)) {
+                        Ok(scratch) => scratch,
+                        Err(e) => {
+                            attachment.segment.slots()[slot as usize].free(slot_word);
+                            // Tasks that were taken are the caller's all the same.
+                            if out.len() > start {
+                                break;
+                            }
+                            return Err(e);
+                        }
+                    };
                     (scratch.start(), Some(Arc::new(scratch)))
                 }
             };

@@ -140,6 +140,8 @@ impl Inner {
             }
         }
         drop(serve);
+        // One group a student: each has events of its own until it is published, and a device has few of them.
+        parts.sort_by_key(|part| Arc::as_ptr(&part.attachment));
         let mut underway = Vec::new();
         for group in parts.chunk_by(|a, b| Arc::ptr_eq(&a.attachment, &b.attachment)) {
             let writes: Vec<_> = group.iter().map(|p| Write { slot: p.slot, scratch: p.scratch.as_deref(), len: p.len, rests: &p.rests }).collect();

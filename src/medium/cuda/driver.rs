@@ -30,8 +30,8 @@ const NO_DEVICE: c_int = 100;
 pub const NOT_READY: c_int = 600;
 /// `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`: somebody else in this process was first.
 pub const PEER_ACCESS_ALREADY_ENABLED: c_int = 704;
-/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`: not while a stream of the context is captured into a graph.
-pub const STREAM_CAPTURE_UNSUPPORTED: c_int = 900;
+/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` and `…_INVALIDATED`: not while a stream of the context is captured into a graph.
+pub const WHILE_CAPTURING: [c_int; 2] = [900, 901];
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`: this thread's calls concern no capture that is going on elsewhere in the process.
 pub const CAPTURE_RELAXED: c_int = 2;
 /// Errors after which nothing of CUDA works in the process any more, as `cuda.h` says of each: memory errors (214, 220, 226), kernels that failed in one way or another

@@ -2,7 +2,7 @@
 //!
 //! Contexts are the devices' *primary* ones, which torch and every other user of the runtime API share, so that streams and pointers may be exchanged with them.
 
-use super::driver::{CAPTURE_RELAXED, DevicePtr, Driver, Handle, IpcHandle, NOT_READY, PEER_ACCESS_ALREADY_ENABLED, STREAM_CAPTURE_UNSUPPORTED};
+use super::driver::{CAPTURE_RELAXED, DevicePtr, Driver, Handle, IpcHandle, NOT_READY, PEER_ACCESS_ALREADY_ENABLED, WHILE_CAPTURING};
 use crate::base::{Error, Result, Status};
 use crate::os::process;
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Events of one device that may be waited for at a time; whoever wants one more waits for one of them.
 const EVENTS: usize = 64;
@@ -28,6 +28,9 @@ const LOOKS: u32 = 50;
 const BLOCK: usize = 2 << 20;
 /// Between two tries of what cannot be done while a stream is captured.
 const WHILE_CAPTURED: Duration = Duration::from_millis(10);
+
+/// A capture of a CUDA graph that others wait for takes no longer.
+const LONGEST_CAPTURE: Duration = Duration::from_secs(10);
 
 /// Handles of other processes' memory opened and closed by this process.
 static OPENS: AtomicU64 = AtomicU64::new(0);
@@ -122,14 +125,23 @@ impl Context {
         self.driver.check("cuCtxSynchronize", unsafe { (self.driver.calls.synchronize)() })
     }
 
-    /// As [`Context::synchronize`]; where a stream is captured into a graph, which allows no such call, once that is over.
+    /// As [`Context::synchronize`]; where a stream is captured into a graph, which allows no such call, once that is over. Not by the thread that captures.
     pub fn synchronize_in_time(&self) -> Result<()> {
+        self.synchronize_by(None)
+    }
+
+    /// The same by any thread: where a capture goes on for longer than this, as it does if it is this thread's own, that is an error.
+    pub fn synchronize_soon(&self) -> Result<()> {
+        self.synchronize_by(Some(Instant::now() + LONGEST_CAPTURE))
+    }
+
+    fn synchronize_by(&self, deadline: Option<Instant>) -> Result<()> {
         loop {
             let here = self.enter()?;
             // SAFETY: no arguments.
             let code = unsafe { (self.driver.calls.synchronize)() };
             drop(here);
-            if code != STREAM_CAPTURE_UNSUPPORTED {
+            if !WHILE_CAPTURING.contains(&code) || deadline.is_some_and(|d| Instant::now() > d) {
                 return self.driver.check("cuCtxSynchronize", code);
             }
             std::thread::sleep(WHILE_CAPTURED);

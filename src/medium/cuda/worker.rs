@@ -233,7 +233,7 @@ impl Medium for DeviceWriter {
         }
         if stream.is_none() {
             // No event stands for all streams of a context.
-            self.context.synchronize()?;
+            self.context.synchronize_soon()?;
             return match self.making {
                 Making::InTheSlot if writes.iter().all(|w| w.rests.is_empty()) => Ok(None),
                 Making::InTheSlot => self.end_in_the_slots(writes, self.stream.handle())?.wait().map(|()| None),
@@ -252,7 +252,7 @@ impl Medium for DeviceWriter {
     }
 
     fn quiesce(&self) -> Result<()> {
-        self.context.synchronize()
+        self.context.synchronize_soon()
     }
 
     fn detach(&self) -> bool {

@@ -1,9 +1,9 @@
 //! Pre-tokens that were seen before, and their ids.
 //!
 //! A model encodes each pre-token (a word with the space before it, say) by itself, and text is made of few different ones, so nearly all of
-//! encoding is looking words up. The fast engine has such a cache too, and is faster by a fifth with this one before it: its lookups wait for memory one
-//! after the other, while here a block's places are worked out first and fetched from memory together; and it is larger, since what waits is not the
-//! lookup. Both are right whatever the other forgets.
+//! encoding is looking words up. The fast engine has such a cache too, and takes a tenth to a third less with this one before it (docs/benchmarks.md): its lookups
+//! wait for memory one after the other, while here a block's places are worked out first and fetched from memory together; so it may be larger. Both are right whatever
+//! the other forgets.
 //!
 //! Pre-tokens of up to 15 bytes lie in a table of buckets, one cache line each, two in each. A new one takes the second place; one that is found there takes
 //! the first, so that words which come once do not drive out those which come again. Longer ones, a few in a hundred words, lie in a table of their own. All of their
@@ -13,8 +13,11 @@ use crate::os::memory::prefetch;
 use tokenizers_fast::pipeline::{PipelineToken, Span};
 use twox_hash::XxHash3_64;
 
-/// Buckets of a table: 8 MiB.
-const BUCKETS: usize = 1 << 17;
+/// Buckets of the smallest table, and of the largest: 128 KiB, and 8 MiB.
+const BUCKETS: (usize, usize) = (1 << 11, 1 << 17);
+
+/// A table that has had to take in twice what it holds becomes so many times larger: short texts, and small data, need little memory.
+const GROWTH: usize = 8;
 
 /// Pre-tokens whose places are worked out, and fetched, together.
 const BLOCK: usize = 64;
@@ -28,8 +31,8 @@ const NARROW: usize = 2 * INLINE;
 /// Ids of the longest encoding that is kept.
 const MOST: usize = 16;
 
-/// Places for longer pre-tokens, and as many for pre-tokens of more ids: 1 MiB each.
-const PLACES: usize = 1 << 13;
+/// Buckets for each place of a longer pre-token, and of one of many ids: those tables grow to 1.6 MiB together.
+const RARER: usize = 16;
 
 /// Bytes of the longest pre-token that is kept.
 const LONGEST: usize = 56;
@@ -106,23 +109,30 @@ pub(super) struct PretokenCache {
     buckets: Vec<Bucket>,
     many: Vec<Many>,
     long: Vec<Long>,
+    /// Pre-tokens that `buckets` took in.
+    taken_in: usize,
+    /// Buckets that there may be.
+    most: usize,
     keys: [Key; BLOCK],
     places: [u32; BLOCK],
 }
 
 impl Default for PretokenCache {
     fn default() -> PretokenCache {
-        PretokenCache::of_size(BUCKETS, PLACES)
+        PretokenCache::of_size(BUCKETS.0, BUCKETS.1)
     }
 }
 
 impl PretokenCache {
-    /// Both numbers are powers of two.
-    fn of_size(buckets: usize, places: usize) -> PretokenCache {
+    /// So many buckets at first, and at most; both are powers of two.
+    fn of_size(buckets: usize, most: usize) -> PretokenCache {
+        let rarer = (buckets / RARER).max(1);
         PretokenCache {
             buckets: vec![Bucket::default(); buckets],
-            many: vec![Many::default(); places],
-            long: vec![Long { length: 0, count: 0, bytes: [0; LONGEST], ids: [0; MOST] }; places],
+            many: vec![Many::default(); rarer],
+            long: vec![Long { length: 0, count: 0, bytes: [0; LONGEST], ids: [0; MOST] }; rarer],
+            taken_in: 0,
+            most,
             keys: [LONG; BLOCK],
             places: [0; BLOCK],
         }
@@ -136,7 +146,10 @@ impl PretokenCache {
         out: &mut Vec<PipelineToken>,
         mut model: impl FnMut(&str, &mut Vec<PipelineToken>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let PretokenCache { buckets, many, long, keys, places } = self;
+        if self.taken_in > 4 * self.buckets.len() && self.buckets.len() < self.most {
+            *self = PretokenCache::of_size((self.buckets.len() * GROWTH).min(self.most), self.most);
+        }
+        let PretokenCache { buckets, many, long, taken_in, keys, places, .. } = self;
         for block in spans.chunks(BLOCK) {
             for (span, (key, place)) in block.iter().zip(keys.iter_mut().zip(places.iter_mut())) {
                 if (span.end - span.start) < KEY as u32 {
@@ -180,6 +193,7 @@ impl PretokenCache {
                     if ids.len() <= MOST {
                         let at = *place as usize & (many.len() - 1);
                         bucket.put(*key, ids, &mut many[at]);
+                        *taken_in += 1;
                     }
                 }
             }
@@ -307,8 +321,8 @@ mod tests {
 
     #[test]
     fn ids_are_the_models_however_small_the_table_and_wherever_words_lie() {
-        for buckets in [1, 2, 64] {
-            let mut cache = PretokenCache::of_size(buckets, buckets);
+        for (buckets, most) in [(1, 1), (2, 2), (64, 64), (1, 4096)] {
+            let mut cache = PretokenCache::of_size(buckets, most);
             let (mut asked, mut words) = (BTreeMap::<String, u32>::new(), 0);
             for round in 0..300u64 {
                 let mut random = mix(round);
@@ -334,11 +348,12 @@ mod tests {
                     })
                     .unwrap();
                 spans.iter().filter(|s| s.start < s.end).for_each(|s| planted(&text[s.range()], &mut expected).unwrap());
-                assert_eq!(out[1..], expected, "{buckets} buckets, round {round}");
+                assert_eq!(out[1..], expected, "{buckets} to {most} buckets, round {round}");
                 words += spans.len();
             }
             let times: u32 = asked.values().sum();
             assert!((times as usize) < words, "something was found: {times} of {words}");
+            assert_eq!(cache.buckets.len(), most, "it has grown");
             assert!(!asked.contains_key("") && asked.keys().any(|word| word.len() > LONGEST));
         }
     }
