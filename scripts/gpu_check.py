@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """What only a GPU can show of the cuda medium, in under five minutes: ``make gpu-check``.
 
-Needs a built library and program (``cargo build --release``), Python with NumPy, and an NVIDIA driver; nothing is downloaded. torch is used for two of the steps where it
-has CUDA. Each step runs in a process of its own with a time limit of its own, so that one that fails, hangs or loses its context stops no other. Prints a table
+Needs a built library and program (``cargo build --release``), Python with NumPy, and an NVIDIA driver; nothing is downloaded. Four of the steps (``ragged``, ``overlap``,
+``distillation``, ``to_device``) use torch where it has CUDA; all but the last from 2.9 on. Without it they run with less, and the last is skipped. Each step runs in a process of its own with a time limit of its own, so that one that fails, hangs or loses its context stops no other. Prints a table
 and writes ``gpu_check.json`` after each step; the exit status is 0 if all passed or were skipped for a reason that is said, 1 if one failed, 2 if nothing could be run.
 
 For a machine that cannot build: ``gpu_check.py --pack`` puts stripped copies of library and program into ``build/gpu_check``, and says what to carry there.

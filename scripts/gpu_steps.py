@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from gpu_driver import Gpu
-from gpu_teachers import MIB, config, ragged_config, random_data, random_length, torch_with_cuda
+from gpu_teachers import MIB, config, ragged_config, random_data, random_length, torch_with_cuda, writing
 
 from laneway import StudentClient
 
@@ -78,12 +78,22 @@ class Steps:
             meanwhile()
             assert time.monotonic() < end, "the teacher did not begin"
 
-    def free_again(self, before: int, seconds: float = 5) -> int:
-        """Bytes of the device that are missing against ``before``, once that is none or the time is over."""
+    def free_again(self, before: int, tolerated: int = 0, seconds: float = 5) -> int:
+        """Bytes of the device that are missing against ``before``, once they are not more than is tolerated or the time is over."""
         end = time.monotonic() + seconds
-        while (missing := before - self.gpu.free_bytes()) > 0 and time.monotonic() < end:
+        while (missing := before - self.gpu.free_bytes()) > tolerated and time.monotonic() < end:
             time.sleep(0.005)
         return max(0, missing)
+
+    def settled(self, still: float = 0.3, seconds: float = 5) -> int:
+        """Free bytes of the device, once they have not changed for a while or the time is over."""
+        free, since = self.gpu.free_bytes(), time.monotonic()
+        end = since + seconds
+        while (now := time.monotonic()) < min(end, since + still):
+            time.sleep(0.01)
+            if (found := self.gpu.free_bytes()) != free:
+                free, since = found, now
+        return free
 
     def correctness(self) -> dict[str, Any]:
         floats, n = MIB // 4, self.times(300, 20)
@@ -98,9 +108,11 @@ class Steps:
         return {"samples": n, "bytes_each": floats * 4}
 
     def ragged(self) -> dict[str, Any]:
-        """Samples of different lengths: shapes from host memory, bytes of the device, and zeroes behind them that the library has written there."""
+        """Samples of different lengths: shapes from host memory, bytes of the device, and zeroes behind them that the library has written there, after all
+        that the teacher had queued on its stream and did not wait for."""
         floats, n = MIB // 4, self.times(100, 10)
-        child = self.teacher("ragged", floats)
+        report = self.folder / "ragged"
+        child = self.teacher("ragged", floats, report)
         torch = None if self.stand_in else torch_with_cuda()
         with self.student(floats, batch_config=ragged_config(floats), prefetch=3) as client:
             for step in range(n):
@@ -112,7 +124,9 @@ class Steps:
                     assert (got[: len(wanted)] == wanted).all() and not got[len(wanted) :].any(), f"step {step}: other bytes than the teacher wrote"
                     assert torch is None or (torch.from_dlpack(sample["x"]).cpu().numpy() == wanted).all(), f"step {step}: torch sees other numbers"
         self.end(child)
-        return {"samples": n, "torch": torch is not None}
+        most = max(json.loads(report.read_text())["pending"])
+        assert most >= 1, "the library has waited for the teacher's stream instead of having its zeroes follow it"
+        return {"samples": n, "most_pending": most, "torch": torch is not None}
 
     def copy_rate(self) -> dict[str, Any]:
         size = self.times(min(1024 * MIB, self.gpu.free_bytes() // 8), MIB) // MIB * MIB
@@ -153,7 +167,9 @@ class Steps:
         for _ in range(3):
             with self.student(floats) as client:
                 self.take(client).release()
-        before = self.gpu.free_bytes()
+        del client
+        # The last of these may still be on its way out.
+        before = self.settled()
         end, done = time.monotonic() + self.times(60, 240), 0
         while done < n and time.monotonic() < end:
             with self.student(floats) as client:
@@ -194,15 +210,17 @@ class Steps:
 
     def killed_student(self) -> dict[str, Any]:
         """A teacher whose student is killed while it writes to that one's memory lets go of it, and serves the next as if nothing had been."""
-        floats, rounds = self.times(16 * MIB, MIB // 4), self.times(5, 3)
+        floats, rounds, in_mid_write = self.times(16 * MIB, MIB // 4), self.times(5, 3), 0
         report = self.folder / "slow"
         child = self.teacher("slow", floats, report)
         for turn in range(rounds):
             told = self.folder / f"student-{turn}"
             killed = self.teacher("student", floats, told)
             self.await_file(told)
+            self.await_file(writing(report))
             time.sleep(0.01 * turn)
             killed.kill()
+            in_mid_write += writing(report).exists()
             killed.wait()
             with self.student(floats) as client:
                 for _ in range(3):
@@ -212,7 +230,8 @@ class Steps:
         self.end(child)
         found = json.loads(report.read_text())
         assert found["opens"] == found["closes"] == 2 * rounds, f"{2 * rounds} students, {found['opens']} handles opened and {found['closes']} closed"
-        return {"kills": rounds}
+        assert in_mid_write, f"none of {rounds} students was killed while the teacher wrote to its memory"
+        return {"kills": rounds, "in_mid_write": in_mid_write}
 
     def death_and_context(self) -> dict[str, Any]:
         """Whether a killed process's kernels may still write after its pidfd has fired: what the medium takes for proof that they do not."""
@@ -221,6 +240,9 @@ class Steps:
         size = min(size, self.gpu.free_bytes() // 4 // (2 * MIB) * 2 * MIB)
         before = self.gpu.free_bytes()
         at = self.gpu.alloc(size)
+        # The driver loads its code for both when they are first used.
+        self.gpu.fill(at, 0x11, size)
+        self.others(at, size)
         with_buffer = self.gpu.free_bytes()
         rounds, late, fired, torn, largest = self.times(5, 2), 0, [], [], 0
         for turn in range(rounds):
@@ -242,7 +264,8 @@ class Steps:
             self.gpu.synchronize()
             seen = self.others(at, size)
             proof = time.perf_counter()
-            missing = self.free_again(with_buffer)
+            # A context takes hundreds of MiB; the driver's own tables may grow a little.
+            missing = self.free_again(with_buffer, self.times(32 * MIB, 0))
             torn.append((time.perf_counter() - proof) * 1e3)
             largest = max(largest, missing)
             time.sleep(0.3)
@@ -337,8 +360,9 @@ class Steps:
         with self.student(floats, slot_count=16, prefetch=15, max_batch=2, framework="torch" if torch else "numpy") as client:
             for step in range(n):
                 with self.take(client, 50) as sample:
-                    x = sample["x"] if torch else np.frombuffer(sample.read(), np.float32)
-                    assert sample.step == step and bool((x == float(step)).all()), f"step {step} was seen before it was whole"
+                    # torch writes the number, the driver's memset each byte of it.
+                    x = sample["x"] if torch else np.frombuffer(sample.read(), np.uint8)
+                    assert sample.step == step and bool((x == step).all()), f"step {step} was seen before it was whole"
                     del x
         self.end(child)
         most = max(json.loads(report.read_text())["pending"])
@@ -347,7 +371,7 @@ class Steps:
 
     def to_device(self) -> dict[str, Any]:
         """`laneway.torch.to_device`: batches are whole on the trainer's stream, which is busy meanwhile."""
-        torch = None if self.stand_in else torch_with_cuda()
+        torch = None if self.stand_in else torch_with_cuda(oldest=(0, 0))
         if torch is None:
             raise Skipped("needs torch with CUDA")
         from laneway.torch import to_device

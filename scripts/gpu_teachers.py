@@ -20,6 +20,13 @@ from laneway import BatchConfig, StudentClient, TensorSpec, Worker, setup_loggin
 MIB = 1 << 20
 BUSY = 256 * MIB
 """Bytes that a teacher writes again and again, to be slow."""
+WRITING_S = 0.2
+"""For how long a slow teacher writes to each sample: by far the most of its time."""
+
+
+def writing(report: Path) -> Path:
+    """The file that is there while a slow teacher with that report writes to a student's memory."""
+    return report.with_name(report.name + "-writing")
 
 
 def config(floats: int) -> BatchConfig:
@@ -47,13 +54,14 @@ def lesson(seed: int, floats: int) -> np.ndarray:
     return np.concatenate([x, 3 * x + 1]).astype(np.float32)
 
 
-def torch_with_cuda() -> Any:
-    """torch, if it is here and has CUDA."""
+def torch_with_cuda(oldest: tuple[int, int] = (2, 9)) -> Any:
+    """torch, if it is here, has CUDA, and is not older than that: those before 2.9 do not take tensors of a device."""
     try:
         import torch
     except ImportError:
         return None
-    return torch if torch.cuda.is_available() else None
+    major, minor = torch.__version__.split(".")[:2]
+    return torch if (int(major), int(minor)) >= oldest and torch.cuda.is_available() else None
 
 
 def name_stream(gpu: Gpu) -> None:
@@ -97,9 +105,9 @@ def teach(kind: str, floats: int, report: Path | None, device: int | None, stand
                 continue
             if gpu is None:
                 gpu = Gpu(out.device)
-                size = floats * 4 if kind in ("copy", "quick") else busy if kind == "busy" else 0
+                size = floats * 4 if kind in ("copy", "quick") else busy if kind in ("busy", "ragged") else 0
                 source = gpu.alloc(size) if size else 0
-                if kind == "busy":
+                if kind in ("busy", "ragged"):
                     name_stream(gpu)
             if kind == "quick":
                 gpu.copy(out.pointer, source, floats * 4)
@@ -107,24 +115,39 @@ def teach(kind: str, floats: int, report: Path | None, device: int | None, stand
             if kind == "busy":
                 for _ in range(8 if stand_in else 100):
                     gpu.fill(source, 0x55, busy)
-                kept.append(np.full(floats, task.step, np.float32))
-                gpu.upload(out.pointer, kept[-1])
+                # Not copied from the host: a driver may wait for what is queued before it reads memory that is not page-locked.
+                gpu.fill(out.pointer, task.step, floats * 4)
                 pending.append(worker.stats["pending"])
                 continue  # and is not waited for
-            if kind in ("random", "slow"):
-                # Poisoned first: what is not written is seen. Slowly, so that there is a time to be killed in.
-                for _ in range(20 if kind == "slow" else 1):
-                    gpu.fill(out.pointer, 0xFF, floats * 4)
-                data = random_data(task.seed, floats)
-                gpu.upload(out.pointer, data)
-            elif kind == "ragged":
-                # All of it poisoned, in front of the data and behind; how long it is is said last.
+            if kind == "ragged":
+                # Looked at before the copy below, for which the driver may wait for all that is queued.
+                pending.append(worker.stats["pending"])
+                # All of it poisoned, and slowly once more behind the data, where the library's zeroes must come after it. How long it is is said last.
                 gpu.fill(out.pointer, 0xFF, floats * 4)
                 n = random_length(task.seed, floats)
-                data = random_data(task.seed, n)
                 if n:
-                    gpu.upload(out.pointer, data)
+                    kept.append(random_data(task.seed, n))
+                    gpu.upload(out.pointer, kept[-1])
+                for _ in range(8 if stand_in else 100):
+                    gpu.fill(source, 0x55, busy)
+                if n < floats:
+                    gpu.fill(out.pointer + n * 4, 0xFF, (floats - n) * 4)
                 task.set_length(n=n)
+                continue  # and is not waited for
+            if kind == "slow" and report:
+                # Waited for in between: a queue of some depth is behind what is queued.
+                writing(report).touch()
+                end = time.monotonic() + WRITING_S
+                while time.monotonic() < end:
+                    for _ in range(20):
+                        gpu.fill(out.pointer, 0xEE, floats * 4)
+                    gpu.synchronize()
+                writing(report).unlink()
+            if kind in ("random", "slow"):
+                # Poisoned first: what is not written is seen.
+                gpu.fill(out.pointer, 0xFF, floats * 4)
+                data = random_data(task.seed, floats)
+                gpu.upload(out.pointer, data)
             elif kind == "copy":
                 found.setdefault("into_slots", []).append(timed_copies(gpu, out.pointer, source, floats * 4))
             elif kind == "hang":
@@ -152,7 +175,7 @@ def teach(kind: str, floats: int, report: Path | None, device: int | None, stand
         worker.hello(20)
         worker.run()
     finally:
-        if report and kind in ("copy", "quick", "busy", "slow"):
+        if report and kind in ("copy", "quick", "busy", "slow", "ragged"):
             if kind == "copy" and gpu is not None:
                 target = gpu.alloc(floats * 4)
                 found["own"] = statistics.median(timed_copies(gpu, target, source, floats * 4) for _ in range(10))
