@@ -11,9 +11,8 @@ use super::shards::{Compression, ShardFile};
 use super::zst::Unzstd;
 use crate::base::{Error, Result, Status};
 use crate::os::{descriptor, process};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
-use std::hash::Hash;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -49,11 +48,11 @@ pub(super) struct Recent<K, V> {
     most: fn() -> usize,
     /// Counts uses.
     clock: AtomicU64,
-    /// With the time of the last use. Only what opens or forgets locks others out.
-    open: RwLock<HashMap<K, (AtomicU64, Arc<V>)>>,
+    /// With the time of the last use. Only what opens or forgets locks others out. A tree, since checkers of leaks take a static table of hashes for lost.
+    open: RwLock<BTreeMap<K, (AtomicU64, Arc<V>)>>,
 }
 
-impl<K: Eq + Hash + Copy, V> Recent<K, V> {
+impl<K: Ord + Copy, V> Recent<K, V> {
     fn new(most: fn() -> usize) -> Recent<K, V> {
         Recent { most, clock: AtomicU64::new(0), open: RwLock::default() }
     }
@@ -64,7 +63,7 @@ impl<K: Eq + Hash + Copy, V> Recent<K, V> {
 
     /// The thing of that name, opened if it is not at hand.
     fn get(&self, key: K, open: impl FnOnce() -> Result<V>) -> Result<Arc<V>> {
-        let touch = |held: &HashMap<K, (AtomicU64, Arc<V>)>| {
+        let touch = |held: &BTreeMap<K, (AtomicU64, Arc<V>)>| {
             held.get(&key).map(|(used, value)| {
                 used.store(self.now(), Ordering::Relaxed);
                 value.clone()
@@ -97,7 +96,7 @@ impl<K: Eq + Hash + Copy, V> Recent<K, V> {
 }
 
 /// A file that belongs to the shard of that number.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum FileOf {
     Shard(u32),
     Index(u32),
