@@ -118,14 +118,8 @@ impl Context {
         Ok(entered)
     }
 
-    /// Waits for everything that was queued in it so far, on any stream, by anybody in this process.
-    pub fn synchronize(&self) -> Result<()> {
-        let _here = self.enter()?;
-        // SAFETY: no arguments.
-        self.driver.check("cuCtxSynchronize", unsafe { (self.driver.calls.synchronize)() })
-    }
-
-    /// As [`Context::synchronize`]; where a stream is captured into a graph, which allows no such call, once that is over. Not by the thread that captures.
+    /// Waits for everything that was queued in it so far, on any stream, by anybody in this process; where a stream is captured into a graph, which allows no such
+    /// call, once that is over. Not by the thread that captures.
     pub fn synchronize_in_time(&self) -> Result<()> {
         self.synchronize_by(None)
     }

@@ -202,7 +202,7 @@ impl PretokenCache {
     }
 }
 
-/// Appends the first `count` of `ids`: all are copied, which needs no loop and no call, and what is too much is dropped. True.
+/// Appends the first `count` of `ids`: all are copied, which needs no loop and no call, and what is too much is dropped. True, to stand in a condition: two looks at the form took 3 % longer.
 #[inline(always)]
 fn append<const N: usize>(ids: [u32; N], count: usize, out: &mut Vec<PipelineToken>) -> bool {
     let before = out.len();
